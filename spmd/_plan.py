@@ -1,0 +1,206 @@
+"""`Plan`: patterns that say how the tensors of a whole model are split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spmd._mesh import Mesh
+from spmd._plan_resolve import OutputRow, ResolvedPlan, Row, resolve
+from spmd._rule import PlanPart, Rule
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["OutputRow", "Plan", "PlanPart", "ResolvedPlan", "Row", "Rule"]
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Plan:
+    """Ordered patterns for the parameters and the module outputs of a model.
+
+    In a pattern ``*`` stands for one dotted component or a part of one, ``**`` for any
+    number of components (none included), and everything else for itself. The first
+    pattern that matches a name wins.
+
+    Args:
+        patterns: Spec by pattern. A pattern that matches parameters or buffers says
+            how these are split. One that matches none but matches modules says how
+            the modules' outputs are split; ``"name[0]"`` picks the first output of a
+            module that returns a tuple.
+        outputs: Spec by pattern, for module outputs only.
+        name: Where the plan comes from; shown beside each row it decides.
+
+    Raises:
+        TypeError: A pattern that is no string, or a spec that is no sequence of axis
+            names, tuples of names and None.
+        ValueError: A malformed pattern.
+
+    Example:
+        >>> plan = Plan(
+        ...     {"layers.*.up.weight": ("fsdp", None), "layers.*": ("fsdp", None, None)}
+        ... )
+        >>> shapes = {"layers.0.up.weight": (8, 4), "layers.1.up.weight": (8, 4)}
+        >>> got = plan.resolve(Mesh({"fsdp": 4}), shapes, ["layers.0", "layers.1"])
+        >>> got.parameters[1].spec, got.parameters[1].shard_shape
+        (('fsdp', None), (2, 4))
+        >>> [row.name for row in got.outputs]
+        ['layers.0', 'layers.1']
+    """
+
+    parts: tuple[PlanPart, ...]
+
+    def __init__(
+        self,
+        patterns: Mapping[str, Iterable[Any]],
+        *,
+        outputs: Mapping[str, Iterable[Any]] | None = None,
+        name: str = "user",
+    ) -> None:
+        rules = [Rule(p, s) for p, s in patterns.items()]
+        rules += [Rule(p, s, outputs_only=True) for p, s in (outputs or {}).items()]
+        object.__setattr__(self, "parts", (PlanPart(name, tuple(rules)),))
+
+    @classmethod
+    def _of(cls, parts: Iterable[PlanPart]) -> Plan:
+        plan = cls({})
+        object.__setattr__(plan, "parts", tuple(parts))
+        return plan
+
+    @property
+    def name(self) -> str:
+        """Where the plan comes from; several names after ``|``."""
+        return " | ".join(part.name for part in self.parts)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules in order of precedence."""
+        return tuple(rule for part in self.parts for rule in part.rules)
+
+    def __or__(self, other: Plan) -> Plan:
+        """Put another plan's patterns after this one's."""
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return Plan._of(self.parts + other.parts)
+
+    def __repr__(self) -> str:
+        return f"Plan({self.name!r}, {len(self.rules)} patterns)"
+
+    def resolve(
+        self,
+        mesh: Mesh,
+        parameters: Mapping[str, tuple[int, ...]],
+        modules: Iterable[str] = (),
+        *,
+        strict: bool = False,
+        itemsize: Mapping[str, int] | None = None,
+    ) -> ResolvedPlan:
+        """Decide every parameter and module output of a model.
+
+        Args:
+            mesh: The mesh whose axes the specs name.
+            parameters: Shape by name, buffers included.
+            modules: Names of the modules; the root is ``""``.
+            strict: Raise where a dim does not divide instead of letting XLA pad.
+            itemsize: Bytes per element by parameter name, for sizes in the table.
+
+        Returns:
+            A row for each parameter and each module output that has a spec. A
+            parameter that no pattern matches is replicated and listed as uncovered.
+
+        Raises:
+            TypeError: A spec entry of the wrong type.
+            ValueError: A pattern that matches nothing, or only what earlier patterns
+                of the same plan took; a spec that does not fit its parameter or the
+                mesh; with `strict`, a dim that does not divide.
+        """
+        return resolve(
+            self.parts,
+            mesh,
+            parameters=parameters,
+            modules=modules,
+            strict=strict,
+            itemsize=itemsize or {},
+        )
+
+    def explain(
+        self,
+        mesh: Mesh,
+        parameters: Mapping[str, tuple[int, ...]],
+        modules: Iterable[str] = (),
+        *,
+        console: Console | None = None,
+    ) -> ResolvedPlan:
+        """Print what each tensor gets and which pattern decided it.
+
+        Args:
+            mesh: The mesh whose axes the specs name.
+            parameters: Shape by name, buffers included.
+            modules: Names of the modules.
+            console: Where to print; default is stdout.
+
+        Returns:
+            The resolved plan.
+
+        Raises:
+            TypeError: See `resolve`.
+            ValueError: See `resolve`.
+        """
+        resolved = self.resolve(mesh, parameters, modules)
+        resolved.explain(console)
+        return resolved
+
+    @classmethod
+    def from_yaml(
+        cls, text_or_path: str | os.PathLike[str], *, name: str | None = None
+    ) -> Plan:
+        """Read a plan from YAML.
+
+        Either sections ``parameters:`` and ``outputs:``, or one flat mapping as
+        torchprime writes it. Lists are specs, ``null`` is a dim that is not split.
+        Several documents (``---``) are joined by ``|``.
+
+        Args:
+            text_or_path: YAML text, or a file: a `Path`, or one line that ends in
+                ``.yaml`` or ``.yml``.
+            name: Where the plan comes from; default is the document's ``name:``,
+                then the file's name, then ``user``.
+
+        Returns:
+            The plan.
+
+        Raises:
+            ValueError: Text that is no such plan; the message names line and key.
+            OSError: A file that cannot be read.
+
+        Example:
+            >>> Plan.from_yaml('"layers.*.weight": [[replica, fsdp], null]').rules[
+            ...     0
+            ... ].spec
+            (('replica', 'fsdp'), None)
+        """
+        from spmd._plan_yaml import read
+
+        text, where, default = text_or_path, "plan", "user"
+        if not isinstance(text, str) or _is_path(text):
+            path = Path(text)
+            text, where, default = path.read_text("utf-8"), path.name, path.name
+        found = read(text, where=where)
+        return cls._of(PlanPart(name or n or default, rules) for n, rules in found)
+
+    def to_yaml(self) -> str:
+        """Write the plan as YAML that `from_yaml` reads back.
+
+        Returns:
+            One document for each plan that was joined by ``|``.
+        """
+        from spmd._plan_yaml import write
+
+        return write(self.parts)
+
+
+def _is_path(text: str) -> bool:
+    return "\n" not in text and text.endswith((".yaml", ".yml"))
