@@ -1,0 +1,139 @@
+"""Which devices each host feeds, and exchanging a few numbers between hosts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+
+import torch
+
+from spmd._batch_spec import BatchSpec, default_entries
+from spmd._mark import check_machine
+from spmd._mesh import Mesh
+from spmd._rows import Hosts, host_part
+from spmd._runtime import runtime
+from spmd._spec import normalize_spec
+
+
+@functools.cache
+def current_hosts() -> Hosts:
+    """Device ids of each process of this run, in the order in which each feeds them.
+
+    With several processes the first call is a small computation over all devices, so
+    every process must make it.
+
+    Returns:
+        One tuple per process.
+    """
+    if runtime() == "jax":
+        from spmd import _pjrt
+
+        return _pjrt.processes()
+    from spmd import _torch_xla
+
+    mine = _torch_xla.local_devices()
+    if _torch_xla.num_processes() == 1:
+        return (mine,)
+    owners = [row[0] for row in exchange([_torch_xla.process_index()])]
+    hosts = [
+        tuple(d for d, owner in enumerate(owners) if owner == process)
+        for process in range(_torch_xla.num_processes())
+    ]
+    hosts[_torch_xla.process_index()] = mine
+    return tuple(hosts)
+
+
+def host_index() -> int:
+    """Index of this process in `current_hosts`."""
+    if runtime() == "jax":
+        from spmd import _pjrt
+
+        return _pjrt.process_index()
+    from spmd import _torch_xla
+
+    return _torch_xla.process_index()
+
+
+def exchange(numbers: Sequence[int]) -> list[list[int]]:
+    """Give every process what each of them passed.
+
+    Each device gets its process's numbers as one row of an array over all devices, and
+    the whole array is read back. Every process must call this, with equally many.
+
+    Args:
+        numbers: Integers of 64 bits.
+
+    Returns:
+        One row for each device, by device id.
+
+    Raises:
+        TimeoutError: On jax: a process did not answer.
+    """
+    if runtime() == "jax":
+        return _exchange_by_jax(numbers)
+    from spmd import _torch_xla
+
+    mesh = Mesh({"device": _torch_xla.num_devices()})
+    row = torch.tensor([list(numbers)], dtype=torch.int64)
+    shards = [row] * len(_torch_xla.local_devices())
+    shape = (mesh.size, row.shape[1])
+    table = _torch_xla.from_local_shards(shards, mesh, ("device", None), shape=shape)
+    return table.cpu().tolist()
+
+
+_rounds = itertools.count()
+_TIMEOUT_S = 300.0
+
+
+def _exchange_by_jax(numbers: Sequence[int]) -> list[list[int]]:
+    """The same through jax.distributed's key-value store."""
+    hosts = current_hosts()
+    if len(hosts) == 1:
+        return [list(numbers) for _ in hosts[0]]
+    from spmd import _pjrt
+
+    key = f"spmd/exchange/{next(_rounds)}"
+    _pjrt.publish(f"{key}/{host_index()}", json.dumps(list(numbers)))
+    rows: dict[int, list[int]] = {}
+    for process, devices in enumerate(hosts):
+        text = _pjrt.read(f"{key}/{process}", timeout_s=_TIMEOUT_S)
+        if text is None:
+            raise TimeoutError(
+                f"process {process} did not answer within {_TIMEOUT_S:.0f} s while "
+                f"hosts compared their batches; every process must run the same script"
+            )
+        rows |= dict.fromkeys(devices, json.loads(text))
+    return [rows[device] for device in sorted(rows)]
+
+
+def data_rank(mesh: Mesh, spec: BatchSpec = None) -> tuple[int, int]:
+    """Which part of the data this process loads, and how many parts there are.
+
+    For ``DistributedSampler(dataset, num_replicas=parts, rank=part)``. Processes whose
+    devices differ only along axes that do not split the batch (tensor parallelism
+    across hosts, say) get the same part.
+
+    Args:
+        mesh: The mesh.
+        spec: The spec that `shard_batch` is given.
+
+    Returns:
+        Part of this process and number of parts, in that order.
+
+    Raises:
+        TypeError: Something that is no spec.
+        ValueError: A mesh of another size than the machine, one that gives hosts
+            different numbers of rows, or one without a data axis where no spec is
+            given.
+        RuntimeError: SPMD mode cannot be switched on any more, see `spmd.init`.
+    """
+    from spmd._convert import mesh_from
+
+    mesh = mesh_from(mesh)
+    check_machine(mesh, "data_rank")
+    first = default_entries(spec, mesh)[:1]
+    entry = normalize_spec(first, mesh, shape=(1,) * len(first), name="data_rank")
+    hosts = current_hosts()
+    return host_part(mesh, entry[0] if entry else None, hosts, host=host_index())
