@@ -1,0 +1,145 @@
+"""Seconds and memory to trace a training step of Llama 3 for a pod, without its data.
+
+    python benchmarks/bench_trace.py
+    python benchmarks/bench_trace.py --cases 8b 70b
+
+Each case is a whole AdamW step of Hugging Face's Llama in bf16 under FSDPv2 and tensor
+parallelism, in a process of its own with 8 CPU devices. Peak memory counts everything
+the process holds: importing torch, torch_xla, jax and transformers is most of it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+# torch_xla reads both when it is imported, so they come first.
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no warnings of XLA's C++
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from rich.console import Console
+from rich.table import Table
+
+VOCAB = 128256
+SEQ = 8192  # tokens a row; one row for each device that splits the batch
+KV_HEADS = 8
+# layers, hidden, feed-forward, heads (github.com/meta-llama/llama-models), devices along
+# fsdp and tensor
+CASES = {
+    "8b": (32, 4096, 14336, 32, 8, 4),
+    "70b": (80, 8192, 28672, 64, 32, 8),
+    "405b": (126, 16384, 53248, 128, 512, 8),
+}
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+PARAMETERS = {
+    **{f"**.{name}.weight": ("tensor", "fsdp") for name in COLUMNS},
+    "**.o_proj.weight": ("fsdp", "tensor"),
+    "**.down_proj.weight": ("fsdp", "tensor"),
+    "**.embed_tokens.weight": ("tensor", "fsdp"),
+    "lm_head.weight": ("tensor", "fsdp"),
+    "**.*norm.weight": (None,),
+}
+LIMITS = {"70b": "10 s, 2.5 GB"}
+
+
+def run(case: str) -> dict[str, float]:
+    """Trace one case in this process."""
+    import jax
+    import torch
+    import transformers
+
+    import spmd
+    from fsdpv2 import FSDPv2
+    from spmd import _program_file
+
+    layers, hidden, ffn, heads, fsdp, tensor = CASES[case]
+    spmd.init(cpu_devices=8)
+    mesh = spmd.Mesh({"fsdp": fsdp, "tensor": tensor})
+    config = transformers.LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_key_value_heads=KV_HEADS,
+        vocab_size=VOCAB,
+        max_position_embeddings=SEQ,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        use_cache=False,
+    )
+    with spmd.meta_parameters():
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    spmd.shard_module(model, mesh, spmd.Plan(PARAMETERS))
+    model = FSDPv2(model, mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    ids = jax.ShapeDtypeStruct((fsdp, SEQ), "int64")
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    program = spmd.trace(
+        step,
+        {"input_ids": ids, "labels": ids},
+        model=model,
+        optimizer=optimizer,
+        mesh=mesh,
+    )
+    trace_s = time.perf_counter() - start
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "trace_s": trace_s,
+        "peak_bytes": peak_kib * 1024,
+        "before_bytes": before_kib * 1024,
+        "module_bytes": len(program.module),
+        "file_bytes": len(_program_file.to_bytes(program)),
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_inputs": len(program.inputs),
+        "num_devices": mesh.size,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time and weigh traces of Llama 3.")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(run(args.child)))
+        return
+    table = Table(title="spmd.trace of one AdamW step of Llama 3; measured here")
+    columns = ("model", "devices", "inputs", "trace", "peak", "before", "module")
+    for column in (*columns, "file", "aim"):
+        table.add_column(column, justify="right")
+    for case in args.cases:
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", case],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        table.add_row(
+            f"{case} ({found['num_parameters'] / 1e9:.1f}e9)",
+            str(found["num_devices"]),
+            str(found["num_inputs"]),
+            f"{found['trace_s']:.1f} s",
+            f"{found['peak_bytes'] / 1e9:.2f} GB",
+            f"{found['before_bytes'] / 1e9:.2f} GB",
+            f"{found['module_bytes'] / 1e6:.1f} MB",
+            f"{found['file_bytes'] / 1e6:.1f} MB",
+            LIMITS.get(case, ""),
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Each example runs for a few steps, from another folder, and leaves what it says."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+# Like the command of the docstring, but compiling with less optimisation. PJRT_DEVICE
+# and the like are left out: an example has to choose its devices itself.
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k not in ("PJRT_DEVICE", "XLA_FLAGS")},
+    "CPU_NUM_DEVICES": "1",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONWARNINGS": "error",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true",
+}
+
+Trained = tuple[subprocess.CompletedProcess[str], Path]
+
+
+def run(
+    name: str, *args: str, folder: Path, columns: int = 80
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *args],
+        cwd=folder,
+        env={**ENVIRONMENT, "COLUMNS": str(columns)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_mark_sharding(tmp_path: Path) -> None:
+    result = run("01_mark_sharding.py", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    pieces = re.findall(r"device (\d) holds (\[.*\]), (\S+)", result.stdout)
+    assert len(pieces) == 16  # up.weight and its gradient, on 8 devices each
+    for device, shape, rows in pieces:
+        assert shape == "[128, 64]"
+        assert rows == ("[128:256," if int(device) % 2 else "[0:128,")
+    loss = re.search(r"sharded ([\d.]+)  unsharded ([\d.]+)", result.stdout)
+    assert loss
+    assert float(loss[1]) == pytest.approx(float(loss[2]), rel=1e-5)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("fsdp")
+    options = "--steps 12 --layers 1 --sample 12".split()
+    result = run("02_fsdp.py", *options, folder=folder)
+    assert result.returncode == 0, result.stderr
+    return result, folder
+
+
+def test_fsdp_prints_steps_sample_and_table(trained: Trained) -> None:
+    result, _ = trained
+    assert result.stderr == ""
+    line = (
+        r"^step: +\d+  loss: \d+\.\d{4}  grad_norm: \d+\.\d{3}  tps: +[\d,]+  "
+        r"memory: \d+\.\d\dGiB host RSS$"
+    )
+    assert len(re.findall(line, result.stdout, re.MULTILINE)) == 12
+    assert len(re.findall(r"^validate step: +12 ", result.stdout, re.MULTILINE)) == 1
+    assert 'Prompt:\nThe "assert" statement\n' in result.stdout
+    sample = result.stdout.split("Sample:\n")[1].split("\n\n")[0]
+    assert len(sample) == 12
+    assert "layers.0.q.weight " in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_fsdp_shards_parameters_and_optimizer(trained: Trained) -> None:
+    """Norms stay whole, so a little more than an eighth."""
+    result, _ = trained
+    held = re.findall(r"^Each device holds .*\((.*)%\)$", result.stdout, re.MULTILINE)
+    assert len(held) == 2
+    assert all(12.5 <= float(percent) < 13.5 for percent in held)
+
+
+def test_fsdp_learns_and_compiles_twice(trained: Trained) -> None:
+    _, folder = trained
+    out = folder / "runs" / "02_fsdp"
+    assert (out / "loss.png").read_bytes().startswith(PNG)
+    with (out / "loss.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, 13))
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) - 1.0
+    assert float(rows[-1]["val_loss"]) < float(rows[0]["loss"]) - 1.0
+    assert [row["val_loss"] for row in rows[:-1]] == [""] * 11
+    assert len({row["lr"] for row in rows}) == 12
+    compiles = [int(row["compiles"]) for row in rows]
+    assert compiles[0] < compiles[1]
+    assert compiles[1:] == [compiles[1]] * 11
+    assert [p.name for p in folder.iterdir()] == ["runs"]
+
+
+def test_fsdp_refuses_a_text_that_is_too_short(tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("too short")
+    result = run("02_fsdp.py", "--data", str(text), folder=tmp_path)
+    assert result.returncode == 2
+    assert "9 bytes; 2560 or more are needed" in result.stderr
+
+
+def test_examples_are_listed_here() -> None:
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert names == ["01_mark_sharding.py", "02_fsdp.py", "04_run_on_jax.py"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_run_on_jax_gives_the_same_losses_everywhere(
+    processes: int, tmp_path: Path
+) -> None:
+    result = run("04_run_on_jax.py", "--processes", str(processes), folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"step: (\d)  loss: ([\d.]+)", result.stdout)
+    assert len(found) == 10  # five steps on both runtimes, or in both processes
+    for number in "12345":
+        losses = [float(loss) for step, loss in found if step == number]
+        assert len(losses) == 2
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
