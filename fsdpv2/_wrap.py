@@ -1,0 +1,368 @@
+"""`FSDPv2`: the wrapper."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import spmd
+from fsdpv2._boundary import batch_size, check_inputs, shard_output
+from fsdpv2._nest import wrap_children
+from fsdpv2._specs import MIN_SHARD_ELEMENTS, batch_axes, parameter_spec
+from spmd import Annotation, Mesh
+from spmd._mark import mark_sharding
+from spmd._module import tie_again, tied_names, to_device
+from spmd._runtime import device_types
+
+ShardOutput = Callable[[Any, Mesh], Any]
+_AXIS = "fsdp"
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_version",
+    "training",
+)
+
+
+class FSDPv2(nn.Module):
+    """Fully sharded data parallelism by annotation.
+
+    Parameters, gradients and optimizer state are split over the mesh axis ``fsdp``, the
+    batch over every data axis. The compiler gathers a weight where it is used and
+    scatters its gradient. The wrapper shares its module's parameters, buffers and
+    children, so names in ``state_dict()`` and ``named_parameters()`` are the unwrapped
+    model's.
+
+    A superset of torch_xla's ``SpmdFullyShardedDataParallel``: change the import.
+
+    Args:
+        module: On the CPU (it is moved), on the XLA device, or on meta (it is only
+            annotated). Parameters that already have a spec keep it.
+        mesh: Must have an axis ``fsdp``. Default: one ``fsdp`` axis over all devices.
+        shard_output: Called with ``(output, mesh)`` instead of the default, which
+            splits every batch-major tensor in the output on its leading dim.
+        auto_wrap_policy: Submodules that get a wrapper of their own: layer classes or
+            their names, `size_based_auto_wrap_policy(...)`, or a callable of torch's
+            FSDP form.
+        auto_wrapper_callable: Called instead of `FSDPv2` for those submodules.
+        extra_data_axis: A further axis that splits the batch, besides those named like
+            one (``replica``, ``data``, ``dcn``, ``fsdp``).
+        min_shard_elements: Parameters with fewer elements stay whole
+            (default `MIN_SHARD_ELEMENTS` = 4096).
+
+    Raises:
+        TypeError: Not a module, or a policy of an unknown form.
+        ValueError: A module wrapped twice or without a forward, a mesh without an
+            ``fsdp`` axis or of another size than the machine, an unknown
+            `extra_data_axis`, or a layer class that matches nothing.
+        RuntimeError: SPMD mode cannot be switched on any more, see `spmd.init`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh | None = None,
+        *,
+        shard_output: ShardOutput | None = None,
+        auto_wrap_policy: Any = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
+        extra_data_axis: str | None = None,
+        min_shard_elements: int = MIN_SHARD_ELEMENTS,
+    ) -> None:
+        _check_module(module, auto_wrap_policy)
+        spmd.init()
+        mesh = _choose_mesh(mesh)
+        axes = batch_axes(mesh, extra_data_axis, axis=_AXIS)
+        super().__init__()
+        if not _on_meta(module):
+            to_device(module)
+        if auto_wrap_policy is not None:
+            wrap_children(
+                module,
+                auto_wrap_policy,
+                auto_wrapper_callable or FSDPv2,
+                options={
+                    "mesh": mesh,
+                    "shard_output": shard_output,
+                    "extra_data_axis": extra_data_axis,
+                    "min_shard_elements": min_shard_elements,
+                },
+            )
+        for name in _SHARED:
+            self.__dict__[name] = getattr(module, name)
+        # Straight into __dict__: as a child, the module would prefix every name.
+        self.__dict__.update(
+            _wrapped=module,
+            _mesh=mesh,
+            _batch_axes=axes,
+            _custom_output=shard_output,
+            _min_elements=min_shard_elements,
+            _specs={},
+            _nested=False,
+            _warned_inputs=set(),
+        )
+        for child in module.modules():
+            if isinstance(child, FSDPv2):
+                child.__dict__["_nested"] = True
+        self._annotate()
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module."""
+        return self.__dict__["_wrapped"]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh parameters and batch are split over."""
+        return self.__dict__["_mesh"]
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Axes that split the batch, outermost first."""
+        return self.__dict__["_batch_axes"]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module and split its output.
+
+        Args:
+            *args: For the module.
+            **kwargs: For the module.
+
+        Returns:
+            What the module returns, same type, batch-major tensors annotated.
+
+        Raises:
+            ValueError: Parameters on meta or the CPU, an input on the CPU, or a batch
+                smaller than the number of devices that split it.
+        """
+        own = self.__dict__
+        if not own["_nested"]:
+            self._check_parameters()
+            check_inputs(
+                args,
+                kwargs,
+                self.mesh,
+                axes=self.batch_axes,
+                warned=own["_warned_inputs"],
+            )
+        output = self.module(*args, **kwargs)
+        custom = own["_custom_output"]
+        if custom is not None:
+            replaced = custom(output, self.mesh)
+            return output if replaced is None else replaced
+        shard_output(
+            output,
+            self.mesh,
+            axes=self.batch_axes,
+            rows=batch_size(args, kwargs),
+            name=type(self.module).__name__,
+        )
+        return output
+
+    def _check_parameters(self) -> None:
+        """Refuse what has no values here; annotate what was put in since."""
+        complete = True
+        for name, parameter in self.named_parameters():
+            where = parameter.device.type
+            if where == "meta":
+                raise ValueError(
+                    f"FSDPv2: parameter {name} {list(parameter.shape)} is on the meta "
+                    f"device and has no values; build the model on the CPU to run it, "
+                    f"or call model.to_empty(device='xla') and initialise it"
+                )
+            if where not in device_types():
+                raise ValueError(
+                    f"FSDPv2: parameter {name} {list(parameter.shape)} is on "
+                    f"{parameter.device}; call spmd.to_device(model) to run it on the "
+                    f"devices, or model.module(...) to run it there"
+                )
+            complete = complete and spmd.get_sharding(parameter) is not None
+        if not complete:
+            self._annotate()
+
+    def _annotate(self) -> None:
+        """Give each parameter its spec, the one it had before if it had one."""
+        specs: dict[str, Annotation] = self.__dict__["_specs"]
+        for name, parameter in self.named_parameters():
+            if parameter.device.type not in device_types():
+                continue
+            try:
+                chosen = _existing(parameter, self.mesh) or specs.get(name)
+            except ValueError:
+                continue  # split through torch_xla as no spec on this mesh does
+            if chosen is None:
+                spec = parameter_spec(
+                    parameter.shape,
+                    self.mesh,
+                    axis=_AXIS,
+                    min_elements=self.__dict__["_min_elements"],
+                )
+                chosen = Annotation(self.mesh, spec)
+            specs[name] = chosen
+            mark_sharding(
+                parameter, chosen.mesh, chosen.spec, grad=chosen.spec, name=name
+            )
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most this.
+
+        Args:
+            max_norm: Largest norm allowed.
+            norm_type: Which p-norm.
+
+        Returns:
+            The norm before scaling, a scalar on the device.
+        """
+        return nn.utils.clip_grad_norm_(
+            self.parameters(), max_norm, norm_type, foreach=False
+        )
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients, as with torch's FSDP.
+
+        Gradients add up until they are zeroed, inside and outside this context: the
+        compiler decides where they are reduced, so there is nothing to switch off.
+
+        Yields:
+            Nothing.
+        """
+        yield
+
+    def train(self, mode: bool = True) -> FSDPv2:
+        """Set training mode on the module and everything below.
+
+        Args:
+            mode: Training, or evaluation.
+
+        Returns:
+            Itself.
+        """
+        self.module.train(mode)
+        self.training = mode
+        return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the module's state; keys are the unwrapped model's.
+
+        Args:
+            state_dict: From the wrapped or the unwrapped model, on any device.
+            strict: Refuse missing and unexpected keys.
+            assign: Take the tensors themselves; they are moved and split.
+
+        Returns:
+            Missing and unexpected keys, as `torch.nn.Module.load_state_dict` does.
+
+        Raises:
+            RuntimeError: Keys or shapes that do not match.
+        """
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        if assign:
+            to_device(self)
+            self._annotate()
+        return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FSDPv2:
+        """Keep ties and specs through `to`, `bfloat16`, `to_empty` and the like."""
+        ties = tied_names(self)
+        super()._apply(fn, recurse)
+        tie_again(self, ties)
+        self._annotate()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Split the parameters of a copy, and of a model that was read from a file."""
+        super().__setstate__(state)
+        self._annotate()
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what the wrapper lacks on the module."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_wrapped" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["_wrapped"], name)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Index the module, where it is a `nn.Sequential`."""
+        return self.module[key]  # pyright: ignore[reportIndexIssue]
+
+    def __len__(self) -> int:
+        """Length of the module, where it has one."""
+        return len(self.module)  # pyright: ignore[reportArgumentType]
+
+    def __bool__(self) -> bool:
+        """Always true: `if model` must not ask for a length."""
+        return True
+
+    def _get_name(self) -> str:
+        return f"FSDPv2[{type(self.module).__name__}, {self.mesh!r}]"
+
+    def extra_repr(self) -> str:
+        """What the module says of itself."""
+        return self.module.extra_repr()
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._load_from_state_dict(*args, **kwargs)
+
+
+def _choose_mesh(mesh: Any) -> Mesh:
+    """The given mesh, torch_xla's global one, or one axis over all devices."""
+    if mesh is None:
+        from spmd import _torch_xla
+
+        mesh = _torch_xla.global_mesh()
+    return Mesh({_AXIS: -1}) if mesh is None else spmd.mesh_from(mesh)
+
+
+def _on_meta(module: nn.Module) -> bool:
+    return any(p.device.type == "meta" for p in module.parameters())
+
+
+def _existing(parameter: nn.Parameter, mesh: Mesh) -> Annotation | None:
+    """The annotation a parameter has, also one made through torch_xla."""
+    known = spmd.get_sharding(parameter)
+    if known is not None or parameter.device.type != "xla":
+        return known
+    found = spmd.get_sharding(parameter, mesh)
+    return found if found is not None and any(found.spec) else None
+
+
+def _check_module(module: Any, policy: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"FSDPv2 wraps a torch.nn.Module, got {type(module).__name__}")
+    kind = type(module).__name__
+    if isinstance(module, FSDPv2):
+        raise ValueError(
+            f"FSDPv2: this {type(module.module).__name__} is already wrapped; wrap "
+            f"inner modules before outer ones, each once"
+        )
+    if type(module).forward is nn.Module.forward:
+        raise ValueError(
+            f"FSDPv2: {kind} has no forward, so its output cannot be split; wrap the "
+            f"modules inside it, or the one that calls them"
+        )
+    if policy is None:
+        return
+    for name, child in module.named_modules():
+        if isinstance(child, FSDPv2):
+            raise ValueError(
+                f"FSDPv2: {name} is already wrapped; either wrap inner modules by hand "
+                f"or give an auto_wrap_policy, not both"
+            )
