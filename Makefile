@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	  $(BIN)/python -m pip install --disable-pip-version-check \
-	  -c constraints.txt -e ".[dev]"
+	  -c constraints.txt -e ".[all]"
 	@touch $@
 
 install: $(STAMP) ## Create .venv with the pinned versions

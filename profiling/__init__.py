@@ -1,0 +1,99 @@
+"""See what the compiler did: read HLO, find what moves, and what it costs.
+
+Nothing here imports torch or torch_xla. Names load on first use, so that reading a dump
+pays only for what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from profiling._chip import Chip, Link
+    from profiling._collective_ops import CollectiveOp, collective_ops
+    from profiling._compile import compile, compile_many
+    from profiling._compiled import Compiled, CompileError, Memory
+    from profiling._device_groups import DeviceGroups
+    from profiling._dump import Dump, DumpedProgram
+    from profiling._hlo import Attributes, Computation, Instruction, Metadata, Module
+    from profiling._load import load_module
+    from profiling._loops import Executions, Loop, executions, loops
+    from profiling._read import read
+    from profiling._shape import Shape
+    from profiling._target import Target, targets
+    from profiling._wire_bytes import wire_bytes
+
+_HOME = {
+    "Attributes": "_hlo",
+    "Chip": "_chip",
+    "CollectiveOp": "_collective_ops",
+    "CompileError": "_compiled",
+    "Compiled": "_compiled",
+    "Computation": "_hlo",
+    "DeviceGroups": "_device_groups",
+    "Dump": "_dump",
+    "DumpedProgram": "_dump",
+    "Executions": "_loops",
+    "Instruction": "_hlo",
+    "Link": "_chip",
+    "Loop": "_loops",
+    "Memory": "_compiled",
+    "Metadata": "_hlo",
+    "Module": "_hlo",
+    "Shape": "_shape",
+    "Target": "_target",
+    "collective_ops": "_collective_ops",
+    "compile": "_compile",
+    "compile_many": "_compile",
+    "executions": "_loops",
+    "load_module": "_load",
+    "loops": "_loops",
+    "read": "_read",
+    "targets": "_target",
+    "wire_bytes": "_wire_bytes",
+}
+
+__all__ = [
+    "Attributes",
+    "Chip",
+    "CollectiveOp",
+    "CompileError",
+    "Compiled",
+    "Computation",
+    "DeviceGroups",
+    "Dump",
+    "DumpedProgram",
+    "Executions",
+    "Instruction",
+    "Link",
+    "Loop",
+    "Memory",
+    "Metadata",
+    "Module",
+    "Shape",
+    "Target",
+    "collective_ops",
+    "compile",
+    "compile_many",
+    "executions",
+    "load_module",
+    "loops",
+    "read",
+    "targets",
+    "wire_bytes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'profiling' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"profiling.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(set(globals()) | set(__all__))
