@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("CPU_NUM_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # The tests ask whether the numbers are right, not how fast they come: less optimisation
 # means less time in the compiler, which is most of the time of a test.
 for _flag in (

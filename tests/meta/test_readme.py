@@ -30,7 +30,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_readme_has_both_kinds_of_blocks() -> None:
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 3
     assert len(blocks("pycon")) == 1
 
 
