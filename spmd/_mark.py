@@ -330,7 +330,7 @@ def _mark_on_device(tensor: torch.Tensor, mesh: Mesh, spec: Spec, label: str) ->
         # module.to_empty() makes such; loading values into it would drop its sharding.
         tensor.data = tensor.data.clone()
     try:
-        with noted(label, tensor, spec):
+        with noted(label, tensor, mesh, spec):
             _torch_xla.mark(tensor, mesh, spec)
     except RuntimeError as error:
         if "Existing annotation" not in str(error):
@@ -372,7 +372,7 @@ def _mark_gradient(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> None:
 
         # A sum hands one gradient to all its terms, and each may want another spec.
         gradient = gradient.clone()
-        with noted(GRADIENT, gradient, spec):
+        with noted(GRADIENT, gradient, mesh, spec):
             _torch_xla.mark(gradient, mesh, spec)
         return gradient
 

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 import torch
 
+from spmd._mesh import Mesh
 from spmd._spec import Spec
 
-OnMark: TypeAlias = Callable[[str, tuple[int, ...], Spec], object]
+OnMark: TypeAlias = Callable[[str, tuple[int, ...], Mesh, Spec], object]
 GRADIENT = "gradient"
 """Label of every gradient that is marked."""
 
@@ -24,8 +25,8 @@ def planning(on_mark: OnMark) -> Iterator[None]:
     """Accept meshes of any size, and tensors that hold no data, for a trace.
 
     Args:
-        on_mark: Called with label, shape and spec of each value or gradient that is
-            marked; what it returns is held until that is done.
+        on_mark: Called with label, shape, mesh and spec of each value or gradient that
+            is marked; what it returns is held until that is done.
 
     Yields:
         Nothing.
@@ -45,18 +46,21 @@ def is_planning() -> bool:
 
 
 @contextmanager
-def noted(label: str, tensor: torch.Tensor, spec: Spec) -> Iterator[None]:
+def noted(label: str, tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> Iterator[None]:
     """Tell a trace that is running what is marked inside this context.
 
     Args:
         label: What to call the tensor.
         tensor: The tensor.
+        mesh: The mesh.
         spec: A normalised spec.
 
     Yields:
         Nothing.
     """
-    held = None if _on_mark is None else _on_mark(label, tuple(tensor.shape), spec)
+    held = None
+    if _on_mark is not None:
+        held = _on_mark(label, tuple(tensor.shape), mesh, spec)
     try:
         yield
     finally:

@@ -152,6 +152,19 @@ def mark(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> None:
     _XLAC._xla_mark_sharding(tensor, op_sharding(mesh, spec))
 
 
+def mark_whole(tensor: torch.Tensor) -> None:
+    """Tell torch_xla that a tensor is whole on every device, if it was told nothing.
+
+    It is anyway, but once a graph has computed the tensor torch_xla knows, and a graph
+    that reads it then is another one than before.
+
+    Args:
+        tensor: Data on the XLA device.
+    """
+    if not _XLAC._get_xla_sharding_spec(tensor):
+        _XLAC._xla_mark_sharding(tensor, _XLAC.OpSharding([], [], [], _REPLICATED))
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a view: writing into one drops its sharding.
 

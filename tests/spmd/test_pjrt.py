@@ -275,10 +275,3 @@ def test_a_compiler_error_is_told_in_its_words():
     )
     with pytest.raises(RuntimeError, match=r"compiler failed: .*no_such_target"):
         _pjrt.compile_module(module, _pjrt.devices(None))
-
-
-def test_talking_needs_jax_distributed():
-    with pytest.raises(RuntimeError, match=r"jax.distributed.initialize"):
-        _pjrt.publish("key", "text")
-    with pytest.raises(RuntimeError, match=r"jax.distributed.initialize"):
-        _pjrt.read("key", timeout_s=1)

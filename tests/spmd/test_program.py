@@ -122,7 +122,7 @@ def test_loading_imports_neither_torch_nor_jax(tmp_path):
 
 def test_fingerprint_is_the_same_in_another_process():
     # A change here makes every file that was saved unreadable: raise FORMAT_VERSION.
-    known = "c7bba354e608cd32c1140f475b448625"
+    known = "7eeeb72c09cca4b42a2dec506001a867"
     assert make().fingerprint.startswith(known)
 
 
@@ -148,6 +148,15 @@ def test_fingerprint_leaves_out_versions_and_name():
     assert other != make()
     assert hash(other) == hash(make())
     assert make() != "a program"
+
+
+def test_a_digest_stands_for_the_module(tmp_path):
+    one = make(module_digest="f" * 64)
+    moved = make(module=MODULE + b"!", module_digest="f" * 64)
+    assert moved.fingerprint == one.fingerprint != make().fingerprint
+    loaded = Program.load(moved.save(tmp_path / "moved.spmd"))
+    assert loaded == moved
+    assert loaded.module == MODULE + b"!"
 
 
 # What it says about itself
@@ -368,8 +377,10 @@ def setter(*keys, value):
         (setter("name", value=1), "name is int"),
         (setter("fingerprint", value="0" * 64), "damaged or edited.*fingerprint '000"),
         (setter("outputs", 0, "name", value="loss2"), "damaged or edited"),
+        (setter("module_sha256", value="0" * 64), "module.mlirbc is not the one"),
+        (setter("module_digest", value="0" * 64), "damaged or edited.*fingerprint"),
     ],
-    ids=range(32),
+    ids=range(34),
 )
 def test_damaged_descriptions(change, match):
     with pytest.raises(ValueError, match=match):

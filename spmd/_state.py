@@ -1,0 +1,242 @@
+"""What a training step keeps between calls: each tensor with a name and a place.
+
+A `Slot` is a place, not a tensor. Parameters, buffers and further tensors keep their
+Python object and get new data; gradients and optimizer state are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from spmd._attributes import copy_attributes
+from spmd._value import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor that a step may read or update.
+
+    Attributes:
+        name: ``layers.0.weight``, ``grad[layers.0.weight]``,
+            ``optimizer.exp_avg[layers.0.weight]``.
+        role: ``parameter``, ``buffer`` (further tensors too), ``gradient`` or
+            ``optimizer``.
+        read: Gives the tensor that is there now.
+        write: Puts new data there.
+        put: Puts this Python object there.
+        keeps: Whether `write` keeps the Python object.
+    """
+
+    name: str
+    role: Role
+    read: Callable[[], torch.Tensor]
+    write: Callable[[torch.Tensor], None]
+    put: Callable[[torch.Tensor], None]
+    keeps: bool = False
+
+
+class StepState:
+    """The state of a model and its optimizer.
+
+    Args:
+        model: The module that is trained.
+        optimizer: Over the model's parameters, or None.
+        extra: Further device tensors that the step reads or updates, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizer: Optimizer | None,
+        extra: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.extra = dict(extra)
+        self.parameters: list[tuple[str, torch.Tensor]] = []
+        self.modules: list[nn.Module] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for parameters and modules that were added or replaced."""
+        model = self.model
+        self.parameters = list(model.named_parameters()) if model is not None else []
+        seen = {id(p) for _, p in self.parameters}
+        for g, group in enumerate(self.groups):
+            for i, parameter in enumerate(group["params"]):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters.append((f"param_groups.{g}.{i}", parameter))
+        self.modules = list(model.modules()) if model is not None else []
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups; none without an optimizer."""
+        return self.optimizer.param_groups if self.optimizer is not None else []
+
+    def slots(self) -> list[Slot]:
+        """Every tensor on the device that is there now, each once."""
+        found, seen = [], set()
+        for slot in self.places():
+            tensor = slot.read()
+            if tensor.device.type == "xla" and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append(slot)
+        return found
+
+    def places(self) -> Iterator[Slot]:
+        """Every place with a tensor, on whatever device; tied ones repeatedly.
+
+        Yields:
+            Parameters, buffers, gradients, optimizer state, further tensors.
+        """
+        for name, parameter in self.parameters:
+            yield _parameter(name, parameter)
+        if self.model is not None:
+            for prefix, module in self.model.named_modules():
+                for key, buffer in module._buffers.items():
+                    if buffer is not None:
+                        name = f"{prefix}.{key}" if prefix else key
+                        yield _in_table(name, module._buffers, key)
+        for name, parameter in self.parameters:
+            if parameter.grad is not None:
+                yield _gradient(name, parameter)
+        yield from self.optimizer_slots()
+        for name in self.extra:
+            yield _in_table(name, self.extra, name)
+
+    def optimizer_slots(self) -> Iterator[Slot]:
+        """Tensors in the optimizer's state, on whatever device."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        for name, parameter in self.parameters:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    label = f"optimizer.{key}[{name}]"
+                    yield _optimizer_entry(label, optimizer, parameter, key)
+
+    def with_gradients(self, names: list[str]) -> list[torch.Tensor]:
+        """Parameters whose gradients have these names.
+
+        Args:
+            names: Such as ``grad[layers.0.weight]``.
+
+        Returns:
+            The parameters.
+        """
+        if not names:
+            return []
+        wanted = set(names)
+        return [p for n, p in self.parameters if f"grad[{n}]" in wanted]
+
+    def key(self) -> tuple[Any, ...]:
+        """What changes the graph: gradients present, modes, hyperparameters."""
+        present = bytes([p.grad is not None for _, p in self.parameters])
+        trains = bytes([p.requires_grad for _, p in self.parameters])
+        modes = bytes([m.training for m in self.modules])
+        groups: list[tuple[Any, ...]] = []
+        num_states = 0
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                kept = [k for k in group if k not in _SCHEDULED]
+                settings = [(k, _hashable(group[k])) for k in kept]
+                groups.append((("params", len(group["params"])), *settings))
+            num_states = sum(map(len, self.optimizer.state.values()))
+        return (present, trains, modes, tuple(groups), num_states)
+
+
+KEY_WORDS = (
+    "which parameters have a gradient",
+    "which parameters require a gradient",
+    "training or evaluation mode of a module",
+    "optimizer hyperparameters",
+    "what the optimizer's state holds",
+    "how a tensor of the state is laid out",
+)
+"""What each part of `StepState.key` says, for messages; and of `Layouts.of`."""
+
+
+_SCHEDULED = {
+    "params",
+    "lr",
+    # what schedulers note down for themselves
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "swa_lr",
+    "base_momentum",
+    "max_momentum",
+}
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return ("tensor", id(value))
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
+def _keep(tensor: torch.Tensor) -> None:
+    """For places whose Python object never changes."""
+
+
+def _parameter(name: str, parameter: torch.Tensor) -> Slot:
+    def write(value: torch.Tensor) -> None:
+        parameter.data = value
+
+    return Slot(name, "parameter", lambda: parameter, write, _keep, True)
+
+
+def _in_table(name: str, table: dict[str, Any], key: str) -> Slot:
+    """An entry whose Python object the user may hold, so it stays."""
+
+    def write(value: torch.Tensor) -> None:
+        if table.get(key) is None:
+            table[key] = value
+        else:
+            table[key].data = value
+
+    def put(tensor: torch.Tensor) -> None:
+        table[key] = tensor
+
+    return Slot(name, "buffer", lambda: table[key], write, put, True)
+
+
+def _gradient(name: str, parameter: torch.Tensor) -> Slot:
+    def read() -> torch.Tensor:
+        assert parameter.grad is not None
+        return parameter.grad
+
+    def write(value: torch.Tensor) -> None:
+        parameter.grad = value
+
+    return Slot(f"grad[{name}]", "gradient", read, write, write)
+
+
+def _optimizer_entry(
+    name: str, optimizer: Optimizer, parameter: torch.Tensor, key: str
+) -> Slot:
+    # `load_state_dict` replaces `optimizer.state` and all tables in it.
+    def read() -> torch.Tensor:
+        return optimizer.state[parameter][key]
+
+    def write(value: torch.Tensor) -> None:
+        table = optimizer.state[parameter]
+        if key in table:
+            copy_attributes(table[key], value)
+        table[key] = value
+
+    def put(tensor: torch.Tensor) -> None:
+        optimizer.state[parameter][key] = tensor
+
+    return Slot(name, "optimizer", read, write, put)

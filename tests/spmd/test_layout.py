@@ -1,0 +1,91 @@
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import spmd
+from spmd import _torch_xla_graph
+from spmd._layout import Layouts, describe, layouts_for, stamps
+from tests.on_device import on_device, split_by, sync
+from tests.spmd.training import MESH
+
+ROWS = ("fsdp", None)
+SPLIT = "float32[8, 4] {devices=[8,1]0,1,2,3,4,5,6,7}"
+WHOLE = "float32[8, 4] {replicated}"
+
+
+def state() -> list[torch.Tensor]:
+    split, whole = (on_device(8, 4).requires_grad_() for _ in "ab")
+    spmd.mark_sharding(split, MESH, ROWS)
+    sync()
+    return [split, whole]
+
+
+@torch.no_grad()
+def multiply(tensor: torch.Tensor) -> None:
+    tensor.mul_(2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        multiply,
+        lambda t: setattr(t, "data", on_device(8, 4)),
+        lambda t: setattr(t, "data", t.detach() * 2),
+    ],
+)
+def test_a_stamp_changes_with_the_data(change):
+    tensors = state()
+    first, second = stamps(tensors)
+    assert stamps(tensors) == [first, second]
+    change(tensors[0])
+    assert stamps(tensors)[0] != first and stamps(tensors)[1] == second
+
+
+def test_layouts_are_found_and_remembered(monkeypatch):
+    layouts, tensors = Layouts(), state()
+    assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
+    monkeypatch.setattr(_torch_xla_graph, "layouts", None)  # not asked again
+    assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
+
+
+def test_what_was_learned_is_not_asked_for(monkeypatch):
+    layouts, tensors = Layouts(), state()
+    layouts.learn(stamps(tensors), ["one", "two"])
+    assert layouts.of(tensors, stamps(tensors)) == ("one", "two")
+    layouts.forget(stamps(tensors))
+    layouts.forget(stamps(tensors))  # gone already
+    assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
+
+
+def test_an_annotated_tensor_is_split_again():
+    layouts, tensors = Layouts(), state()
+    tensors[0].data = on_device(8, 4)
+    assert spmd.get_sharding(tensors[0]) is not None
+    found = stamps(tensors)
+    if layouts.of(tensors, found) is None:  # it has another stamp now
+        found = stamps(tensors)
+    assert layouts.of(tensors, found) == (SPLIT, WHOLE)
+    assert split_by(tensors[0], MESH, ROWS)
+    assert torch.equal(tensors[0].cpu(), on_device(8, 4).cpu())
+
+
+def test_describe():
+    assert describe(state()) == [SPLIT, WHOLE]
+    assert describe([on_device(3, dtype=torch.bfloat16)]) == [
+        "bfloat16[3] {replicated}"
+    ]
+
+
+def test_steps_over_one_model_share_a_memory_that_goes_with_it():
+    model = nn.Linear(2, 2)
+    assert layouts_for(model) is layouts_for(model)
+    assert layouts_for(None) is not layouts_for(None)
+    from spmd import _layout
+
+    gc.collect()
+    num = len(_layout._by_model)
+    del model
+    gc.collect()
+    assert len(_layout._by_model) == num - 1

@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from spmd import _torch_xla_trace as trace
+from spmd._hlo_proto import HloModuleProto
+from tests.on_device import on_device
+
+
+def test_placeholders_hold_no_data():
+    empty = trace.placeholder((2, 3), torch.bfloat16)
+    assert empty.shape == (2, 3) and empty.dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match="Trying to access XLA data"):
+        empty.cpu()
+
+
+def test_the_module_of_a_graph():
+    a = on_device(8, 2)
+    assert HloModuleProto.FromString(trace.hlo_proto([a + 1])).computations
+    assert trace.hlo_text([a + 1]).startswith("HloModule")
+
+
+def test_operation_names_are_recorded_inside_only():
+    a = on_device(4)
+    with trace.operation_names():
+        held = trace.scope("my-scope")
+        named = trace.hlo_proto([a * 2])
+        del held
+    assert b"my-scope" in named and b"my-scope" not in trace.hlo_proto([a * 2])
