@@ -6,6 +6,7 @@ the i-th constant, little-endian. The same program gives the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -79,6 +80,7 @@ def to_bytes(program: Program) -> bytes:
         "name": program.name,
         "fingerprint": program.fingerprint,
         "versions": dict(program.versions),
+        "module_sha256": hashlib.sha256(program.module).hexdigest(),
         **as_json(program),
     }
     text = json.dumps(described, indent=1, sort_keys=True, ensure_ascii=False)
@@ -153,7 +155,7 @@ def from_bytes(data: bytes) -> Program:
         constants[name] = _array(_member(members, _constant(i)), by_name[name])
     try:
         program = Program(
-            _member(members, _MODULE),
+            _module(described, members),
             mesh,
             inputs,
             outputs,
@@ -161,6 +163,7 @@ def from_bytes(data: bytes) -> Program:
             annotations=notes,
             versions=_versions(described),
             name=_field(described, "name", str, ""),
+            module_digest=_field(described, "module_digest", str, ""),
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"inconsistent program: {error}") from error
@@ -196,6 +199,17 @@ def _member(members: Mapping[str, bytes], name: str) -> bytes:
             f"not a program, or damaged: no {name!r} in it, only {sorted(members)[:8]}"
         )
     return members[name]
+
+
+def _module(described: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
+    module = _member(members, _MODULE)
+    said = _field(described, "module_sha256", str, "")
+    if said != hashlib.sha256(module).hexdigest():
+        raise ValueError(
+            f"damaged or edited: {_MODULE} is not the one that {_JSON} describes; "
+            f"write it again with spmd.trace"
+        )
+    return module
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Uses jax's public extension points only (`jax.extend.mlir`).
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
@@ -13,6 +15,7 @@ import jax
 from jax.extend import mlir
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters.mlir import make_ir_context
 
 from spmd._program import MLIR_MAGIC
@@ -100,16 +103,43 @@ def hlo_to_stablehlo(
     Raises:
         ValueError: Bytes that are no HLO module; see also `annotate`.
     """
+    with _converted(hlo) as module:
+        annotate(module, inputs=inputs, outputs=outputs, donated=donated)
+        if name is not None:
+            module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        return _serialized(module)
+
+
+def hlo_to_artifact(hlo: bytes) -> tuple[bytes, str]:
+    """Turn an HLO module into a portable artifact, and say what identifies it.
+
+    Args:
+        hlo: Serialised `HloModuleProto`.
+
+    Returns:
+        MLIR bytecode; and sha256 (hex) of the module without its name and without
+        `op_name` and source lines, which is the same wherever the source is.
+
+    Raises:
+        ValueError: Bytes that are no HLO module.
+    """
+    with _converted(hlo) as module:
+        artifact = _serialized(module)
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        module.operation.attributes["sym_name"] = ir.StringAttr.get("")
+        stripped = io.BytesIO()
+        module.operation.write_bytecode(stripped)
+        return artifact, hashlib.sha256(stripped.getbuffer()).hexdigest()
+
+
+@contextmanager
+def _converted(hlo: bytes) -> Iterator[Any]:
     try:
         bytecode = mlir.hlo_to_stablehlo(hlo)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"no HLO module ({len(hlo)} bytes): {error}") from error
     with make_ir_context(), ir.Location.unknown():
-        module = ir.Module.parse(bytecode)
-        annotate(module, inputs=inputs, outputs=outputs, donated=donated)
-        if name is not None:
-            module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        return _serialized(module)
+        yield ir.Module.parse(bytecode)
 
 
 def as_artifact(text: str) -> bytes:
