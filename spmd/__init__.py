@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from spmd._plan import Plan, ResolvedPlan
     from spmd._prime import prime_optimizer
     from spmd._program import Program
+    from spmd._replay import CompiledStep
     from spmd._runtime import init
     from spmd._shard_as import shard_as
     from spmd._sharding import HloSharding
     from spmd._stand_in import meta_parameters
-    from spmd._step import CompiledStep, compile_step
+    from spmd._step import compile_step
     from spmd._table import ShardingTable, sharding_table
     from spmd._trace import trace
     from spmd._visualize import visualize
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Annotation": "_mark",
     "CaptureError": "_capture_checks",
-    "CompiledStep": "_step",
+    "CompiledStep": "_replay",
     "HloSharding": "_sharding",
     "HostReadError": "_host_reads",
     "Mesh": "_mesh",

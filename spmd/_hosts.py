@@ -28,9 +28,9 @@ def current_hosts() -> Hosts:
         One tuple per process.
     """
     if runtime() == "jax":
-        from spmd import _pjrt
+        from spmd import _pjrt_processes
 
-        return _pjrt.processes()
+        return _pjrt_processes.processes()
     from spmd import _torch_xla
 
     mine = _torch_xla.local_devices()
@@ -48,9 +48,9 @@ def current_hosts() -> Hosts:
 def host_index() -> int:
     """Index of this process in `current_hosts`."""
     if runtime() == "jax":
-        from spmd import _pjrt
+        from spmd import _pjrt_processes
 
-        return _pjrt.process_index()
+        return _pjrt_processes.process_index()
     from spmd import _torch_xla
 
     return _torch_xla.process_index()
@@ -92,19 +92,20 @@ def _exchange_by_jax(numbers: Sequence[int]) -> list[list[int]]:
     hosts = current_hosts()
     if len(hosts) == 1:
         return [list(numbers) for _ in hosts[0]]
-    from spmd import _pjrt
+    from spmd import _pjrt_processes
 
     key = f"spmd/exchange/{next(_rounds)}"
-    _pjrt.publish(f"{key}/{host_index()}", json.dumps(list(numbers)))
+    _pjrt_processes.publish(f"{key}/{host_index()}", json.dumps(list(numbers)))
     rows: dict[int, list[int]] = {}
     for process, devices in enumerate(hosts):
-        text = _pjrt.read(f"{key}/{process}", timeout_s=_TIMEOUT_S)
+        text = _pjrt_processes.read(f"{key}/{process}", timeout_s=_TIMEOUT_S)
         if text is None:
             raise TimeoutError(
                 f"process {process} did not answer within {_TIMEOUT_S:.0f} s while "
                 f"hosts compared their batches; every process must run the same script"
             )
-        rows |= dict.fromkeys(devices, json.loads(text))
+        row: list[int] = json.loads(text)
+        rows.update((device, row) for device in devices)
     return [rows[device] for device in sorted(rows)]
 
 

@@ -94,7 +94,8 @@ class Runner:
                     f"{name!r} is no state; give it to step() in the batch"
                 )
             if target.role == "rng":
-                self._set_seed(int(as_numpy(value, target)))
+                number = value if isinstance(value, int) else as_numpy(value, target)
+                self._set_seed(int(number))
             else:
                 self._set(index, value)
         missing = [] if partial else self._missing(("learning_rate",))

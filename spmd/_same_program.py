@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from spmd import _pjrt
+from spmd import _pjrt_processes
 from spmd._program import Program
 
 Notes = Sequence[tuple[str, str]]
@@ -69,14 +69,14 @@ def check_same(ours: Notes, *, timeout_s: float) -> None:
         return
     key = f"spmd/same_program/{next(_rounds)}"
     if me:
-        _pjrt.publish(f"{key}/{me}", json.dumps(list(ours)))
+        _pjrt_processes.publish(f"{key}/{me}", json.dumps(list(ours)))
         # Later than process 0, so that its verdict on who is late comes in time.
-        verdict = _pjrt.read(f"{key}/verdict", timeout_s=timeout_s + 10)
+        verdict = _pjrt_processes.read(f"{key}/verdict", timeout_s=timeout_s + 10)
         if verdict is None:
             raise TimeoutError(_missing(0, timeout_s))
     else:
         verdict = _verdict(key, ours, count, timeout_s)
-        _pjrt.publish(f"{key}/verdict", verdict)
+        _pjrt_processes.publish(f"{key}/verdict", verdict)
     kind, _, text = verdict.partition(" ")
     if kind == "late":
         raise TimeoutError(text)
@@ -88,7 +88,7 @@ def _verdict(key: str, ours: Notes, count: int, timeout_s: float) -> str:
     end_s = time.monotonic() + timeout_s
     for process in range(1, count):
         left_s = max(1.0, end_s - time.monotonic())
-        text = _pjrt.read(f"{key}/{process}", timeout_s=left_s)
+        text = _pjrt_processes.read(f"{key}/{process}", timeout_s=left_s)
         if text is None:
             return f"late {_missing(process, timeout_s)}"
         difference = first_difference(ours, [(a, b) for a, b in json.loads(text)])

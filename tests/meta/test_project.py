@@ -41,7 +41,11 @@ PURE_MODULES = [
 ]
 HEAVY = ("torch", "torch_xla", "jax", "jaxlib")
 
-TORCH_XLA_SEAM = ("spmd/_torch_xla.py", "spmd/_torch_xla_graph.py")
+TORCH_XLA_SEAM = (
+    "spmd/_torch_xla.py",
+    "spmd/_torch_xla_graph.py",
+    "spmd/_torch_xla_trace.py",
+)
 JAX_SEAM = (
     "spmd/_pjrt.py",
     "spmd/_pjrt_compile.py",
