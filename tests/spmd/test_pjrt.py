@@ -242,7 +242,8 @@ def test_a_jax_function_runs(donated, shardy):
     (result,) = executable([array])
     np.testing.assert_array_equal(np.asarray(result), 2 * x)
     assert array.is_deleted() == bool(donated)
-    assert result.sharding.shard_shape((16, 4)) == (2, 4)
+    if donated or not shardy:  # else the compiler chooses, and Shardy not always so
+        assert result.sharding.shard_shape((16, 4)) == (2, 4)
 
 
 @pytest.mark.parametrize("value", ["true", "false", True, "False"])
