@@ -50,12 +50,26 @@ def test_two_epochs_of_a_data_loader(prefetch):
     assert all_end()
 
 
-def test_worker_processes():
-    data = torch.arange(32)
-    loader = DataLoader(TensorDataset(data), batch_size=8, num_workers=2)
-    for _ in range(2):
-        seen = [x.cpu() for (x,) in ShardedLoader(loader, MESH)]
-        assert torch.equal(torch.cat(seen), data)
+WORKERS = """
+import spmd
+spmd.init(cpu_devices=8)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = torch.arange(32)
+loader = DataLoader(TensorDataset(data), batch_size=8, num_workers=2)
+for _ in range(2):
+    seen = [x.cpu() for (x,) in spmd.ShardedLoader(loader, spmd.Mesh({"fsdp": 8}))]
+    assert torch.equal(torch.cat(seen), data)
+print("equal")
+"""
+
+
+def test_worker_processes(run_script):
+    """In a process of its own: forking one where jax runs too may hang."""
+    result = run_script(WORKERS)
+    assert result.rc == 0, result.stderr
+    assert result.stdout == "equal\n"
 
 
 def test_shuffling_does_not_depend_on_the_thread():
