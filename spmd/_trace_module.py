@@ -45,12 +45,13 @@ def finish_module(
     module.ClearField("stack_frame_index")  # whole stacks, most of them libraries
     entry = entry_computation(module)
     origins = _Origins(sites)
+    compact: dict[bytes, Any] = {}
     for computation in module.computations:
         for instruction in computation.instructions:
             if instruction.opcode != "parameter":
                 origins.write(instruction.metadata)
             if mesh is not None and instruction.HasField("sharding"):
-                _compact(instruction.sharding, mesh)
+                _compact(instruction.sharding, mesh, compact)
     for instruction in entry.instructions:
         if instruction.opcode == "parameter":
             value = inputs[instruction.parameter_number]
@@ -120,8 +121,20 @@ class _Origins:
         return made
 
 
-def _compact(sharding: Any, mesh: Mesh) -> None:
-    """Replace a list of devices by the compact form where a spec gives it."""
+def _compact(sharding: Any, mesh: Mesh, made: dict[bytes, Any]) -> None:
+    """Replace a list of devices by the compact form where a spec gives it.
+
+    `made` keeps what was made of others: they are few, and on a pod they are long.
+    """
+    key = sharding.SerializeToString()
+    if key not in made:
+        made[key] = type(sharding)()
+        made[key].CopyFrom(sharding)
+        _make_compact(made[key], mesh)
+    sharding.CopyFrom(made[key])
+
+
+def _make_compact(sharding: Any, mesh: Mesh) -> None:
     if sharding.type != OTHER or not sharding.tile_assignment_devices:
         return
     listed = HloSharding(
