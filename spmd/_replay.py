@@ -41,8 +41,8 @@ class _Graph:
         order: For each input of the graph its position in what `_run` puts together.
         slots: What it updates.
         outputs: For each of them the output that is its new data.
-        replaced: Which of the state that there was is updated, and whether its Python
-            object stays.
+        replaced: Of those that held something before: position in `slots` and in the
+            state that there was, and whether the Python object stays.
         layouts: Of each output that is new state, once it has run.
     """
 
@@ -51,7 +51,7 @@ class _Graph:
     order: list[int]
     slots: list[Slot]
     outputs: list[int]
-    replaced: list[tuple[int, bool]]
+    replaced: list[tuple[int, int, bool]]
     layouts: list[str] = field(default_factory=list)
 
 
@@ -59,13 +59,14 @@ class _Graph:
 class _Held:
     """The state that there is at a call."""
 
+    slots: list[Slot]
     tensors: list[torch.Tensor]
     stamps: list[Stamp]
 
     @classmethod
-    def of(cls, slots: Sequence[Slot]) -> _Held:
+    def of(cls, slots: list[Slot]) -> _Held:
         tensors = [slot.read() for slot in slots]
-        return cls(tensors, stamps(tensors))
+        return cls(slots, tensors, stamps(tensors))
 
 
 @final
@@ -147,6 +148,11 @@ class CompiledStep:
         self._write_back(graph, held, results)
         result = self._result(graph.record, results, leaves)
         _torch_xla_graph.mark_settled()
+        # Dropping buffers takes as long as sending off a graph, and waits for the graph
+        # they were donated to: so it is done elsewhere while the devices work, for one
+        # that is over.
+        while len(self._spent) > 2:
+            _dropper.submit(_drop, self._spent.popleft())
         return result
 
     def _prime_again(self) -> None:
@@ -163,12 +169,12 @@ class CompiledStep:
     def _look(self, batch: dict[str, torch.Tensor], other: Key) -> tuple[Key, _Held]:
         """What decides which graph to run, and the state that there is."""
         state = self._state.key()
-        present = (state[0], state[3], state[4])
+        present = (state[0], state[3], state[4], self._state.tables())
         if present not in self._places:
             if len(self._places) == _MAX_PLACES:
                 self._places.clear()
             self._state.refresh()
-            self._places[present] = self._state.slots()
+            self._places[present] = self._state.slots(bound=True)
             state = self._state.key()
         slots = self._places[present]
         held = _Held.of(slots)
@@ -222,7 +228,9 @@ class CompiledStep:
             slots=slots,
             outputs=list(record.updated.values()),
             replaced=[
-                (i, record.slots[i].keeps) for i in record.updated if i < num_state
+                (n, i, record.slots[i].keeps)
+                for n, i in enumerate(record.updated)
+                if i < num_state
             ],
         )
         self._variants.add(key, identity, graph)
@@ -239,11 +247,18 @@ class CompiledStep:
         sources = graph.record.sources
         others = [self._other(s) for s in sources if s.kind in ("rng", "constant")]
         pool = [*held.tensors, *leaves, *self._rates_now(), *others]
-        # Dropping a buffer waits for the graph it was donated to, and takes as long as
-        # sending off the next one: so that happens meanwhile, for the last but one.
-        while len(self._spent) > 1:
-            _dropper.submit(self._spent.popleft().clear)
-        return _torch_xla_graph.run_graph(graph.key, [pool[i] for i in graph.order])
+        old = [
+            held.tensors[i].data if keeps else held.tensors[i]
+            for _, i, keeps in (graph.replaced if self._donate else ())
+        ]
+        inputs = [pool[i] for i in graph.order]
+        try:
+            results = _torch_xla_graph.run_graph(graph.key, inputs)
+        except _torch_xla_graph.GraphEvicted:
+            old.clear()  # or the state would seem to be shared when it is captured
+            raise
+        self._spent.append(old)
+        return results
 
     def _rates_now(self) -> list[torch.Tensor | None]:
         return [self._rate(i) for i in range(len(self._state.groups))]
@@ -269,25 +284,26 @@ class CompiledStep:
     def _write_back(
         self, graph: _Graph, held: _Held, results: Sequence[torch.Tensor]
     ) -> None:
-        values = [results[i] for i in graph.outputs]
-        if self._donate:
-            self._spent.append(
-                [
-                    held.tensors[i].data if keeps else held.tensors[i]
-                    for i, keeps in graph.replaced
-                ]
-            )
-        self._layouts.forget([held.stamps[i] for i, _ in graph.replaced])
-        for slot, value in zip(graph.slots, values, strict=True):
-            slot.write(value)
+        # From here on the devices work, and where they are the cores of this machine
+        # they take them: little is left to do.
+        slots = list(graph.slots)
+        for n, i, _ in graph.replaced:
+            slots[n] = held.slots[i]
+        for slot, output in zip(slots, graph.outputs, strict=True):
+            slot.write(results[output])
         for parameter in self._state.with_gradients(graph.record.cleared):
             parameter.grad = None
         if not graph.layouts:
             _torch_xla.wait()
-            graph.layouts = describe(values)
-        ids = _torch_xla_graph.tensor_ids(values)
-        versions = [s.read()._version if s.keeps else 0 for s in graph.slots]
-        self._layouts.learn(zip(ids, versions, strict=True), graph.layouts)
+            graph.layouts = describe([results[i] for i in graph.outputs])
+        self._layouts.forget([held.stamps[i] for _, i, _ in graph.replaced])
+        ids = _torch_xla_graph.ids_of_results(results)
+        versions = [0] * len(graph.slots)
+        for n, i, keeps in graph.replaced:
+            if keeps:  # `data` was assigned to, which is no change to torch
+                versions[n] = held.stamps[i][1]
+        written = zip([ids[i] for i in graph.outputs], versions, strict=True)
+        self._layouts.learn(written, graph.layouts)
 
     def _result(
         self,
@@ -306,6 +322,12 @@ class CompiledStep:
 
         # State that is returned as well would be gone after the next call.
         return rebuild(record, results, read, copy=_copy)
+
+
+def _drop(tensors: list[torch.Tensor]) -> None:
+    """Let go of tensors, a few at a time so that other threads can go on."""
+    while tensors:
+        del tensors[-16:]
 
 
 def _order(

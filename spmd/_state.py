@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from spmd._attributes import copy_attributes
 from spmd._value import Role
 
 
@@ -80,18 +79,33 @@ class StepState:
         """The optimizer's parameter groups; none without an optimizer."""
         return self.optimizer.param_groups if self.optimizer is not None else []
 
-    def slots(self) -> list[Slot]:
-        """Every tensor on the device that is there now, each once."""
+    def tables(self) -> tuple[int, ...]:
+        """Identity of the tables of the optimizer's state, which loading replaces."""
+        optimizer = self.optimizer
+        return () if optimizer is None else tuple(map(id, optimizer.state.values()))
+
+    def slots(self, *, bound: bool = False) -> list[Slot]:
+        """Every tensor on the device that is there now, each once.
+
+        Args:
+            bound: Of places that are faster, and good as long as `tables` is the same.
+
+        Returns:
+            In the order of `places`.
+        """
         found, seen = [], set()
-        for slot in self.places():
+        for slot in self.places(bound=bound):
             tensor = slot.read()
             if tensor.device.type == "xla" and id(tensor) not in seen:
                 seen.add(id(tensor))
                 found.append(slot)
         return found
 
-    def places(self) -> Iterator[Slot]:
+    def places(self, *, bound: bool = False) -> Iterator[Slot]:
         """Every place with a tensor, on whatever device; tied ones repeatedly.
+
+        Args:
+            bound: See `slots`.
 
         Yields:
             Parameters, buffers, gradients, optimizer state, further tensors.
@@ -107,20 +121,20 @@ class StepState:
         for name, parameter in self.parameters:
             if parameter.grad is not None:
                 yield _gradient(name, parameter)
-        yield from self.optimizer_slots()
+        yield from self._optimizer_slots(bound=bound)
         for name in self.extra:
             yield _in_table(name, self.extra, name)
 
-    def optimizer_slots(self) -> Iterator[Slot]:
-        """Tensors in the optimizer's state, on whatever device."""
+    def _optimizer_slots(self, *, bound: bool) -> Iterator[Slot]:
         optimizer = self.optimizer
         if optimizer is None:
             return
         for name, parameter in self.parameters:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    label = f"optimizer.{key}[{name}]"
-                    yield _optimizer_entry(label, optimizer, parameter, key)
+            table = optimizer.state.get(parameter, {})
+            for key in sorted(k for k, v in table.items() if torch.is_tensor(v)):
+                held = table if bound else None
+                label = f"optimizer.{key}[{name}]"
+                yield _optimizer_entry(label, optimizer, parameter, key, held)
 
     def with_gradients(self, names: list[str]) -> list[torch.Tensor]:
         """Parameters whose gradients have these names.
@@ -224,19 +238,29 @@ def _gradient(name: str, parameter: torch.Tensor) -> Slot:
 
 
 def _optimizer_entry(
-    name: str, optimizer: Optimizer, parameter: torch.Tensor, key: str
+    name: str,
+    optimizer: Optimizer,
+    parameter: torch.Tensor,
+    key: str,
+    held: dict[str, Any] | None,
 ) -> Slot:
-    # `load_state_dict` replaces `optimizer.state` and all tables in it.
+    def table() -> dict[str, Any]:
+        # Looked up each time: `load_state_dict` replaces `optimizer.state` as a whole.
+        return optimizer.state[parameter] if held is None else held
+
     def read() -> torch.Tensor:
-        return optimizer.state[parameter][key]
+        return table()[key]
 
     def write(value: torch.Tensor) -> None:
-        table = optimizer.state[parameter]
-        if key in table:
-            copy_attributes(table[key], value)
-        table[key] = value
+        entries = table()
+        before = entries.get(key)
+        if before is not None:
+            vars(value).update(vars(before))  # annotations
+        entries[key] = value
 
     def put(tensor: torch.Tensor) -> None:
-        optimizer.state[parameter][key] = tensor
+        table()[key] = tensor
 
+    if held is not None:
+        return Slot(name, "optimizer", lambda: held[key], write, put)
     return Slot(name, "optimizer", read, write, put)

@@ -287,6 +287,22 @@ def tensor_ids(tensors: Sequence[torch.Tensor]) -> list[int]:
     return list(map(_XLAC._xla_get_tensor_id, tensors))
 
 
+def ids_of_results(results: Sequence[torch.Tensor]) -> Sequence[int]:
+    """`tensor_ids` of what a graph returned, mostly without asking for each.
+
+    Args:
+        results: From `run_graph`.
+
+    Returns:
+        One number each.
+    """
+    if len(results) > 1:
+        first, last = tensor_ids([results[0], results[-1]])
+        if last - first == len(results) - 1:  # made in one go, no other in between
+            return range(first, last + 1)
+    return tensor_ids(results)
+
+
 def layouts(tensors: Sequence[torch.Tensor]) -> list[str]:
     """How each tensor's data is split, in torch_xla's words.
 

@@ -73,6 +73,22 @@ def test_places_outlive_a_loaded_optimizer():
     assert {id(s.read()) for s in slots} == now
 
 
+def test_bound_places_are_good_as_long_as_the_tables_stay():
+    made = state()
+    bound, tables = made.slots(bound=True), made.tables()
+    names = [s.name for s in made.slots()]
+    assert [s.name for s in bound] == names
+    for slot, other in zip(bound, made.slots(), strict=True):
+        assert slot.read() is other.read()
+        slot.write(other.read().detach().clone())
+        assert slot.read() is other.read()
+        slot.put(other.read())
+    assert made.tables() == tables
+    assert made.optimizer is not None
+    made.optimizer.load_state_dict(copy.deepcopy(made.optimizer.state_dict()))
+    assert made.tables() != tables
+
+
 def test_state_that_is_gone_or_new():
     made = state()
     assert made.optimizer is not None
@@ -171,4 +187,4 @@ def test_the_key_does_not_show_what_is_an_input_or_a_schedulers_note():
 
 def test_groups_of_no_optimizer():
     assert StepState(None, None, {}).groups == []
-    assert list(StepState(None, None, {}).optimizer_slots()) == []
+    assert StepState(None, None, {}).tables() == ()
