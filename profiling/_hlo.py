@@ -72,10 +72,15 @@ class Attributes:
         lhs_batch: See there.
         rhs_batch: See there.
         window: Sizes of a convolution's or reduce-window's window.
+        window_steps: Stride, padding before and after, dilation of the operand and of
+            the window, for each of its dims; empty where they are 1, 0, 0, 1 and 1.
+        spatial: Of a convolution, for each dim of its window the dim of the operand and
+            of the result that it moves over.
         kernel_output_dim: Of a convolution, which dim of the kernel makes output
             features; -1.
         feature_groups: Of a convolution.
         fft_length: Of an fft.
+        fft_kind: Of an fft, e.g. ``"IFFT"``.
         fusion_kind: ``"kLoop"``, ``"kOutput"``, ``"kInput"`` or ``"kCustom"``.
         custom_call_target: Of a custom-call.
         backend_config: As the backend wrote it (JSON, or text of its own).
@@ -101,9 +106,12 @@ class Attributes:
     lhs_batch: tuple[int, ...] = ()
     rhs_batch: tuple[int, ...] = ()
     window: tuple[int, ...] = ()
+    window_steps: tuple[tuple[int, int, int, int, int], ...] = ()
+    spatial: tuple[tuple[int, int], ...] = ()
     kernel_output_dim: int = -1
     feature_groups: int = 1
     fft_length: tuple[int, ...] = ()
+    fft_kind: str = ""
     fusion_kind: str = ""
     custom_call_target: str = ""
     backend_config: str = ""

@@ -11,12 +11,16 @@ from profiling._device_groups import DeviceGroups
 from profiling._hlo import NO_ATTRIBUTES, Attributes, interned
 from profiling._shape import Shape
 
+PLAIN_STEP = (1, 0, 0, 1, 1)
+"""Of a window that moves by ones over what is neither padded nor dilated."""
+
 MAX_LITERAL = 64
 """Constants of more elements keep no values."""
 
 _KEY = re.compile(r"\s*,?\s*([A-Za-z_][\w\-.]*)=")
 _MARK = re.compile(r"\"(?:[^\"\\]|\\.)*\"|[{}()\[\],\"]")
 _NUMBER = re.compile(r"-?\d+")
+_WINDOW_PART = re.compile(r"(\w+)=(-?\d+(?:[x_]-?\d+)*)")
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)")
 _ONE_CALL = re.compile(r", (?:calls|to_apply)=%([A-Za-z_][\w.\-]*)(?=,|$)")
 _PAIR = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")
@@ -226,14 +230,36 @@ def _flag(value: str, at: int) -> bool:
 
 
 def _window(value: str, at: int) -> dict[str, Any]:
-    match = re.search(r"size=(\d+(?:x\d+)*)", value)
-    return {"window": tuple(map(int, match[1].split("x")))} if match else {}
+    """From ``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=2x2}``."""
+    given = {key: text.split("x") for key, text in _WINDOW_PART.findall(value)}
+    if "size" not in given:
+        return {}
+    try:
+        sizes = tuple(map(int, given["size"]))
+        pads = [p.split("_") for p in given.get("pad", ["0"] * len(sizes))]
+        stride, base, window = (
+            tuple(map(int, given.get(key, [1] * len(sizes))))
+            for key in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        low, high = (tuple(int(p[i]) for p in pads) for i in (0, -1))
+    except ValueError:
+        raise TextFault("a window such as {size=3x3 pad=1_1x1_1} is due", at) from None
+    steps = tuple(zip(stride, low, high, base, window, strict=False))
+    plain = all(step == PLAIN_STEP for step in steps)
+    return {"window": sizes, "window_steps": () if plain else steps}
 
 
 def _dim_labels(value: str) -> dict[str, Any]:
-    """Where ``o`` stands in the kernel part of ``b01f_01io->b01f``."""
-    kernel = value.partition("_")[2].partition("->")[0]
-    return {"kernel_output_dim": kernel.index("o")} if "o" in kernel else {}
+    """Where ``o`` and the numbers stand in ``b01f_01io->b01f``."""
+    operand, _, rest = value.partition("_")
+    kernel, _, result = rest.partition("->")
+    spatial = tuple(
+        (operand.index(c), result.index(c))
+        for c in sorted(filter(str.isdigit, operand))
+        if c in result
+    )
+    found: dict[str, Any] = {"spatial": spatial} if spatial else {}
+    return found | ({"kernel_output_dim": kernel.index("o")} if "o" in kernel else {})
 
 
 _FIELDS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
@@ -248,6 +274,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
     "rhs_batch_dims": ("rhs_batch", _ints),
     "feature_group_count": ("feature_groups", _int),
     "fft_length": ("fft_length", _ints),
+    "fft_type": ("fft_kind", _text),
     "kind": ("fusion_kind", _text),
     "custom_call_target": ("custom_call_target", _text),
     "backend_config": ("backend_config", _text),

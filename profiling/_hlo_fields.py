@@ -18,7 +18,7 @@ from profiling._hlo import (
     Metadata,
     interned,
 )
-from profiling._hlo_attributes import MAX_LITERAL
+from profiling._hlo_attributes import MAX_LITERAL, PLAIN_STEP
 from profiling._shape import ENUM, Shape
 from profiling._sharding_text import sharding_text
 
@@ -243,7 +243,19 @@ def _frontend(value: Any, _: Any) -> dict[str, Any]:
 
 
 def _window(value: Any, _: Any) -> dict[str, Any]:
-    return {"window": tuple(d.size for d in value.dimensions)}
+    sizes = tuple(d.size for d in value.dimensions)
+    steps = tuple(
+        (
+            d.stride or 1,
+            d.padding_low,
+            d.padding_high,
+            d.base_dilation or 1,
+            d.window_dilation or 1,
+        )
+        for d in value.dimensions
+    )
+    plain = all(step == PLAIN_STEP for step in steps)
+    return {"window": sizes, "window_steps": () if plain else steps}
 
 
 def _slices(value: Any, _: Any) -> dict[str, Any]:
@@ -253,7 +265,19 @@ def _slices(value: Any, _: Any) -> dict[str, Any]:
 def _kernel(value: Any, message: Any) -> dict[str, Any]:
     if message.opcode != "convolution":
         return {}
-    return {"kernel_output_dim": value.kernel_output_feature_dimension}
+    pairs = zip(
+        value.input_spatial_dimensions, value.output_spatial_dimensions, strict=False
+    )
+    return {
+        "kernel_output_dim": value.kernel_output_feature_dimension,
+        "spatial": tuple(pairs),
+    }
+
+
+def _fft_length(value: Any, message: Any) -> dict[str, Any]:
+    kinds = ("FFT", "IFFT", "RFFT", "IRFFT")
+    kind = kinds[message.fft_type] if 0 <= message.fft_type < len(kinds) else ""
+    return {"fft_length": tuple(value), "fft_kind": kind}
 
 
 def _feature_groups(value: int, message: Any) -> dict[str, Any]:
@@ -294,7 +318,7 @@ _READERS: dict[str, Any] = {
     "window": _window,
     "convolution_dimension_numbers": _kernel,
     "feature_group_count": _feature_groups,
-    "fft_length": _ints("fft_length"),
+    "fft_length": _fft_length,
     "fusion_kind": _plain("fusion_kind"),
     "custom_call_target": _plain("custom_call_target"),
     "backend_config": _backend_config,

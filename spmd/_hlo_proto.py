@@ -60,10 +60,19 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "limit": (2, "int64"),
         "stride": (3, "int64"),
     },
-    "WindowDimension": {"size": (1, "int64")},
+    "WindowDimension": {
+        "size": (1, "int64"),
+        "stride": (2, "int64"),
+        "padding_low": (3, "int64"),
+        "padding_high": (4, "int64"),
+        "window_dilation": (5, "int64"),
+        "base_dilation": (6, "int64"),
+    },
     "Window": {"dimensions": (1, "WindowDimension*")},
     "ConvolutionDimensionNumbers": {
         "kernel_output_feature_dimension": (4, "int64"),
+        "input_spatial_dimensions": (11, "int64*"),
+        "output_spatial_dimensions": (12, "int64*"),
     },
     "DotDimensionNumbers": {
         "lhs_contracting_dimensions": (1, "int64*"),
@@ -136,6 +145,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "channel_id": (26, "int64"),
         "custom_call_target": (28, "string"),
         "dot_dimension_numbers": (30, "DotDimensionNumbers"),
+        "fft_type": (31, "int32"),
         "fft_length": (32, "int64*"),
         "id": (35, "int64"),
         "operand_ids": (36, "int64*"),

@@ -42,6 +42,35 @@ def test_convolutions() -> None:
     )
     found = module.entry.root.attributes
     assert (found.window, found.kernel_output_dim) == ((3, 3), 3)
+    assert (found.window_steps, found.spatial) == ((), ((1, 1), (2, 2)))
+
+
+def test_windows_that_jump() -> None:
+    """Two dims: strides 1 and 2, padded by 0 and 1, the second one dilated."""
+    module = entry(
+        "x = f32[9,5,8,3] parameter(0)\nw = f32[3,3,3,16] parameter(1)\n"
+        "ROOT y = f32[8,16,7,5] convolution(x, w), dim_labels=01bf_01io->bf01,"
+        " window={size=3x3 stride=1x2 pad=0_0x1_1 lhs_dilate=1x2 rhs_dilate=1x1}"
+    )
+    found = module.entry.root.attributes
+    assert found.window_steps == ((1, 0, 0, 1, 1), (2, 1, 1, 2, 1))
+    assert found.spatial == ((0, 2), (1, 3))
+
+
+def test_a_window_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"a window such as .* is due"):
+        entry(
+            "x = f32[8] parameter(0)\n"
+            "ROOT y = f32[8] reduce-window(x, x), window={size=3 stride=1_-2}"
+        )
+
+
+def test_kinds_of_fft() -> None:
+    module = entry(
+        "x = c64[8] parameter(0)\nROOT y = c64[8] fft(x), fft_type=IFFT, fft_length={8}"
+    )
+    found = module.entry.root.attributes
+    assert (found.fft_kind, found.fft_length) == ("IFFT", (8,))
 
 
 def test_large_constants_keep_no_values() -> None:

@@ -2,6 +2,7 @@ import pytest
 
 from profiling._hlo_binary import read_binary
 from spmd._hlo_proto import HloInstructionProto, HloModuleProto, ModuleParts
+from tests.profiling.hlo_files import parse
 from tests.profiling.hlo_protos import SMALL, changed, proto
 
 
@@ -66,3 +67,27 @@ def test_groups_that_do_not_fit() -> None:
     module.computations[0].instructions[-1].MergeFrom(message)
     with pytest.raises(ValueError, match="do not make the 4 devices"):
         read_binary(module.SerializeToString(), source="m")
+
+
+def test_convolutions_and_ffts_as_in_text() -> None:
+    text = (
+        "HloModule m\n\nENTRY e {\n"
+        "  x = f32[8,9,7,3]{3,2,1,0} parameter(0)\n"
+        "  w = f32[3,3,3,16]{3,2,1,0} parameter(1)\n"
+        "  y = f32[8,7,7,16]{3,2,1,0} convolution(x, w), window={size=3x3"
+        " stride=1x2 pad=0_0x1_1 lhs_dilate=1x2}, dim_labels=b01f_01io->b01f\n"
+        "  z = f32[8,7,5,16]{3,2,1,0} convolution(x, w), window={size=3x3},"
+        " dim_labels=b01f_01io->b01f\n"
+        "  r = f32[8,8]{1,0} parameter(2)\n"
+        "  c = c64[8,5]{1,0} fft(r), fft_type=RFFT, fft_length={8}\n"
+        "  d = c64[8,5]{1,0} fft(c), fft_type=FFT, fft_length={5}\n"
+        "  ROOT i = c64[8,5]{1,0} fft(d), fft_type=IFFT, fft_length={5}\n}\n"
+    )
+    binary = read_binary(proto(text), source="m")
+    for name in "yzcdi":
+        written = parse(text).instruction(name).attributes
+        found = binary.instruction(name).attributes
+        for field in ("window", "window_steps", "spatial", "fft_kind", "fft_length"):
+            assert getattr(found, field) == getattr(written, field), (name, field)
+    assert binary.instruction("y").attributes.window_steps[1] == (2, 1, 1, 2, 1)
+    assert binary.instruction("i").attributes.fft_kind == "IFFT"
