@@ -1,24 +1,15 @@
-"""The largest temporaries of a compiled module, from its buffer assignment.
-
-Field numbers are those of `xla/service/hlo.proto` in openxla/xla.
-"""
+"""The temporaries of a compiled module: the largest, and those alive at the peak."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 
-from profiling._wire import fields
+from profiling._buffers import BufferAssignment, Event, Placed, from_proto
 
-_MODULE, _ASSIGNMENT = 1, 3  # HloProto
-_COMPUTATION, _INSTRUCTION = 3, 2  # HloModuleProto, HloComputationProto
-_NAME, _INSTRUCTION_ID = 1, 35  # HloInstructionProto
-_LOGICAL_BUFFER, _ALLOCATION = 1, 3  # BufferAssignmentProto
-_ID, _DEFINED_AT, _AT_INSTRUCTION = 1, 3, 4  # LogicalBufferProto, its Location
-_ASSIGNED, _ASSIGNED_SIZE = 9, 3  # BufferAllocationProto, its Assigned
-# Allocations that are not the arena of temporaries say one of: thread local, entry
-# parameter, live out, constant.
-_NOT_TEMPORARY = {3, 5, 7, 12}
+Lives = Callable[[Placed], "tuple[int, int] | None"]
+"""When a value is made and last read; None where that is not known."""
 
 
 def largest_temporaries(buffers: bytes, limit: int) -> dict[str, int]:
@@ -32,62 +23,90 @@ def largest_temporaries(buffers: bytes, limit: int) -> dict[str, int]:
         Bytes by the name of the instruction that makes the value, largest first. Their
         sum says little: values that are not needed at the same time share memory.
     """
-    sizes: dict[int, int] = {}  # by id of the logical buffer
-    made_by: dict[int, int] = {}  # id of the instruction, by id of the logical buffer
-    for start, end in _parts(buffers, (_ASSIGNMENT,), 0, len(buffers)):
-        for number, wire, at, stop in fields(buffers, start, end):
-            if number == _LOGICAL_BUFFER:
-                made_by.update(_definition(buffers, at, stop))
-            elif number == _ALLOCATION and wire == 2:
-                sizes.update(_assigned(buffers, at, stop))
-    largest = heapq.nlargest(limit, sizes.items(), key=lambda item: item[1])
-    wanted = {made_by[buffer]: size for buffer, size in largest if buffer in made_by}
-    names = _names(buffers, wanted.keys())
-    return {names.get(i, f"instruction {i}"): size for i, size in wanted.items()}
-
-
-def _definition(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    identity = _number(data, start, end, _ID)
-    for at, stop in _parts(data, (_DEFINED_AT,), start, end):
-        yield identity, _number(data, at, stop, _AT_INSTRUCTION)
-
-
-def _assigned(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    if any(_number(data, start, end, flag) for flag in _NOT_TEMPORARY):
-        return
-    for at, stop in _parts(data, (_ASSIGNED,), start, end):
-        yield _number(data, at, stop, _ID), _number(data, at, stop, _ASSIGNED_SIZE)
-
-
-def _names(data: bytes, wanted: Container[int]) -> dict[int, str]:
-    found = {}
-    path = (_MODULE, _COMPUTATION, _INSTRUCTION)
-    for start, end in _parts(data, path, 0, len(data)):
-        identity = _number(data, start, end, _INSTRUCTION_ID)
-        if identity in wanted:
-            ((at, stop),) = _parts(data, (_NAME,), start, end)
-            found[identity] = data[at:stop].decode(errors="replace")
+    found: dict[str, int] = {}
+    values = (v for a in from_proto(buffers).temporaries for v in a.values)
+    for value in heapq.nlargest(limit, values, key=lambda v: v.num_bytes):
+        found.setdefault(value.name, value.num_bytes)
     return found
 
 
-def _parts(
-    data: bytes, path: tuple[int, ...], start: int, end: int
-) -> Iterator[tuple[int, int]]:
-    """Start and end of each message at a path of field numbers."""
-    for number, wire, at, stop in fields(data, start, end):
-        if number == path[0] and wire == 2:
-            if len(path) == 1:
-                yield at, stop
-            else:
-                yield from _parts(data, path[1:], at, stop)
+def alive_at_peak(
+    assignment: BufferAssignment, lives: Lives | None = None
+) -> tuple[Placed, ...]:
+    """The temporaries that live when most memory of them is in use.
+
+    The compiler's own account is taken where there is one: its trace of the layout, or
+    the list in its text. Otherwise the lives in the schedule decide.
+
+    Args:
+        assignment: The compiler's.
+        lives: Lives by the schedule.
+
+    Returns:
+        Largest first. Of values that share memory at that moment, such as an operand
+        and the result in its place, one; so the bytes add up to what is in use.
+    """
+    found: list[Placed] = []
+    for allocation in assignment.temporaries:
+        values = {value.id: value for value in allocation.values}
+        if assignment.peak:
+            at = set(assignment.peak)
+            alive = [v for v in values.values() if (v.name, v.index) in at]
+        else:
+            # A trace says its allocation's number of before they were sorted: of no
+            # use; which values it speaks of tells as much.
+            alive = [
+                v for events in assignment.traces for v in _by_trace(events, values)
+            ]
+            if not alive and lives is not None:
+                alive = _by_lives(values.values(), lives)
+        found += _apart(alive)
+    return tuple(sorted(found, key=lambda v: (-v.num_bytes, v.name, v.index)))
 
 
-def _number(data: bytes, start: int, end: int, wanted: int) -> int:
-    """The value of a varint field; 0, protobuf's default, where it is not there."""
-    for number, wire, at, stop in fields(data, start, end):
-        if number == wanted and wire == 0:
-            value = 0
-            for byte in reversed(data[at:stop]):
-                value = value << 7 | byte & 0x7F
-            return value
-    return 0
+def _by_trace(events: Iterable[Event], values: dict[int, Placed]) -> list[Placed]:
+    alive: dict[int, Placed] = {}
+    held: Counter[tuple[int, int]] = Counter()  # values in one place, by the place
+    best: list[Placed] = []
+    now = most = 0
+    for identity, starts in events:
+        value = values.get(identity)
+        if value is None or starts == (identity in alive):
+            continue
+        place = value.offset, value.num_bytes
+        if not starts:
+            del alive[identity]
+            held[place] -= 1
+            now -= 0 if held[place] else value.num_bytes
+            continue
+        alive[identity] = value
+        held[place] += 1
+        now += value.num_bytes if held[place] == 1 else 0
+        if now > most:
+            most, best = now, list(alive.values())
+    return best
+
+
+def _by_lives(values: Iterable[Placed], lives: Lives) -> list[Placed]:
+    known = [(life, v) for v in values if (life := lives(v)) is not None]
+    changes = sorted(
+        [(start, 1, v.num_bytes) for (start, _), v in known]
+        + [(end + 1, 0, -v.num_bytes) for (_, end), v in known]
+    )
+    now = most = best = 0
+    for time, _, size in changes:
+        now += size
+        if now > most:
+            most, best = now, time
+    return [v for (start, end), v in known if start <= best <= end]
+
+
+def _apart(values: list[Placed]) -> list[Placed]:
+    """Without values that lie where a larger one lies."""
+    kept: list[Placed] = []
+    reached = -1
+    for value in sorted(values, key=lambda v: (v.offset, -v.num_bytes)):
+        if value.num_bytes and value.offset >= reached:
+            kept.append(value)
+            reached = value.offset + value.num_bytes
+    return kept
