@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from profiling._analyse import analyse
     from profiling._chip import Chip, Link
+    from profiling._collective import Collective, Moved
     from profiling._collective_ops import CollectiveOp, collective_ops
     from profiling._compile import compile, compile_many
     from profiling._compiled import Compiled, CompileError, Memory
@@ -19,14 +21,19 @@ if TYPE_CHECKING:
     from profiling._hlo import Attributes, Computation, Instruction, Metadata, Module
     from profiling._load import load_module
     from profiling._loops import Executions, Loop, executions, loops
+    from profiling._memory_use import HeldTensor, MemoryUse, PeakBuffer
     from profiling._read import read
+    from profiling._schedule import Schedule
     from profiling._shape import Shape
     from profiling._target import Target, targets
+    from profiling._timeline import Event, Overlap, Timeline
+    from profiling._totals import Total
     from profiling._wire_bytes import wire_bytes
 
 _HOME = {
     "Attributes": "_hlo",
     "Chip": "_chip",
+    "Collective": "_collective",
     "CollectiveOp": "_collective_ops",
     "CompileError": "_compiled",
     "Compiled": "_compiled",
@@ -34,15 +41,25 @@ _HOME = {
     "DeviceGroups": "_device_groups",
     "Dump": "_dump",
     "DumpedProgram": "_dump",
+    "Event": "_timeline",
     "Executions": "_loops",
+    "HeldTensor": "_memory_use",
     "Instruction": "_hlo",
     "Link": "_chip",
     "Loop": "_loops",
     "Memory": "_compiled",
+    "MemoryUse": "_memory_use",
     "Metadata": "_hlo",
     "Module": "_hlo",
+    "Moved": "_collective",
+    "Overlap": "_timeline",
+    "PeakBuffer": "_memory_use",
+    "Schedule": "_schedule",
     "Shape": "_shape",
     "Target": "_target",
+    "Timeline": "_timeline",
+    "Total": "_totals",
+    "analyse": "_analyse",
     "collective_ops": "_collective_ops",
     "compile": "_compile",
     "compile_many": "_compile",
@@ -57,6 +74,7 @@ _HOME = {
 __all__ = [
     "Attributes",
     "Chip",
+    "Collective",
     "CollectiveOp",
     "CompileError",
     "Compiled",
@@ -64,15 +82,25 @@ __all__ = [
     "DeviceGroups",
     "Dump",
     "DumpedProgram",
+    "Event",
     "Executions",
+    "HeldTensor",
     "Instruction",
     "Link",
     "Loop",
     "Memory",
+    "MemoryUse",
     "Metadata",
     "Module",
+    "Moved",
+    "Overlap",
+    "PeakBuffer",
+    "Schedule",
     "Shape",
     "Target",
+    "Timeline",
+    "Total",
+    "analyse",
     "collective_ops",
     "compile",
     "compile_many",

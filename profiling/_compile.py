@@ -1,30 +1,18 @@
-"""Compile a program for devices that are not here, with the target's own compiler.
-
-The compiler runs in a process of its own: whatever becomes of it ends as a
-`CompileError`. It sees the flags that are given and no others: `XLA_FLAGS` and
-`LIBTPU_INIT_ARGS` of this process are not passed on.
-"""
+"""Compile a step for devices that are not here, and see what became of it."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from profiling import _compile_cache, _compile_process, _compile_words
-from profiling._compile_failed import failed, too_big
-from profiling._compile_setup import devices_of, flags_for, versions_for
-from profiling._compiled import Compiled, CompileError, FlagValue, Memory
+from profiling._analyse import analyse
+from profiling._compile_program import Progress, compile_program
+from profiling._compiled import CompileError, FlagValue
+from profiling._schedule import Schedule
 from profiling._target import Target
 from spmd._program import Program
-
-Progress = Callable[[str, float], None]
-"""Called with the target's text and the seconds so far, about twice a second."""
 
 
 def compile(
@@ -35,8 +23,11 @@ def compile(
     timeout_s: float = 1800.0,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
-) -> Compiled:
-    """Compile a program for a target, or read it from the cache.
+) -> Schedule:
+    """Compile a program with a target's own compiler, or read it from the cache.
+
+    The compiler runs in a process of its own and sees the flags given here and no
+    others.
 
     Args:
         program: For as many devices as the target has.
@@ -45,10 +36,11 @@ def compile(
             present come on top, unless given here.
         timeout_s: Seconds after which the compiler is stopped.
         cache_dir: Where results are kept; None for the user's cache folder.
-        progress: Called while the compiler runs.
+        progress: Called with the target's text and the seconds so far, about twice a
+            second while the compiler runs.
 
     Returns:
-        What the compiler made.
+        Memory, collectives and timeline; the compiler's own output is its `compiled`.
 
     Raises:
         CompileError: The compiler crashed, refused a flag, took too long, is not
@@ -57,24 +49,15 @@ def compile(
         ValueError: A target that is none or has another number of devices, or a flag
             that is reserved.
     """
-    if isinstance(target, str):
-        target = Target.parse(target)
-    if program.num_devices != target.num_devices:
-        raise ValueError(
-            f"program {program.name!r} is for {program.num_devices} devices "
-            f"({program.mesh or 'no mesh'}), {target.text} has {target.num_devices}; "
-            f"trace it for a mesh of {target.num_devices} or take another target"
-        )
-    job = _Job.of(program, target, flags or {})
-    folder = _compile_cache.default_dir() if cache_dir is None else Path(cache_dir)
-    key = job.key()
-    compiled = _compile_cache.load(folder, key, target)
-    if compiled is None:
-        compiled = _run(job, timeout_s, progress)
-        _compile_cache.save(folder, key, compiled)
-    if compiled.over_bytes:
-        raise too_big(program, compiled)
-    return compiled
+    compiled = compile_program(
+        program,
+        target,
+        flags=flags,
+        timeout_s=timeout_s,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+    return analyse(compiled, program=program)
 
 
 def compile_many(
@@ -86,7 +69,7 @@ def compile_many(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     num_workers: int | None = None,
-) -> dict[str, Compiled | CompileError]:
+) -> dict[str, Schedule | CompileError]:
     """Compile a program for several targets side by side.
 
     Args:
@@ -99,7 +82,7 @@ def compile_many(
         num_workers: Compilers at a time; None for one on every two cores.
 
     Returns:
-        By the target's text: what the compiler made, or the error that it ended in.
+        By the target's text: the schedule, or the error that the compile ended in.
 
     Raises:
         ValueError: A target that is none or has another number of devices, or a flag
@@ -107,7 +90,7 @@ def compile_many(
     """
     wanted = [Target.parse(t) if isinstance(t, str) else t for t in targets]
 
-    def one(target: Target) -> Compiled | CompileError:
+    def one(target: Target) -> Schedule | CompileError:
         try:
             return compile(
                 program,
@@ -124,91 +107,3 @@ def compile_many(
     with ThreadPoolExecutor(num_workers) as pool:
         results = list(pool.map(one, wanted))
     return {t.text: result for t, result in zip(wanted, results, strict=True)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """All that a compile depends on."""
-
-    program: Program
-    target: Target
-    flags: Mapping[str, FlagValue]
-    devices: Mapping[str, Any]
-    versions: Mapping[str, str]
-
-    @classmethod
-    def of(
-        cls, program: Program, target: Target, flags: Mapping[str, FlagValue]
-    ) -> _Job:
-        return cls(
-            program,
-            target,
-            flags_for(target, flags),
-            devices_of(target),
-            versions_for(target),
-        )
-
-    def key(self) -> str:
-        return _compile_cache.key_of(
-            {
-                "program": self.program.fingerprint,
-                "devices": self.devices,
-                "flags": self.flags,
-                "versions": self.versions,
-            }
-        )
-
-    def write(self, folder: Path) -> None:
-        self.program.save(folder / "program.spmd")
-        content = {"devices": self.devices, "flags": self.flags}
-        (folder / "job.json").write_text(json.dumps(content), encoding="utf-8")
-
-
-def _run(job: _Job, timeout_s: float, progress: Progress | None) -> Compiled:
-    target = job.target
-
-    def tick(elapsed_s: float) -> None:
-        if progress is not None:
-            progress(target.text, elapsed_s)
-
-    with TemporaryDirectory(prefix="spmd-compile-") as name:
-        folder = Path(name)
-        job.write(folder)
-        code, log = _compile_process.run(folder, timeout_s, tick)
-        if code is None:
-            raise CompileError(
-                f"{target.text}: the compiler was stopped after {timeout_s:g} s; give "
-                f"it a longer timeout_s, or the program fewer layers",
-                kind="timeout",
-                target=target,
-                words=_compile_words.last_words(log),
-            )
-        result = _result(folder)
-        if "memory" not in result:
-            raise failed(job.program, target, code, log, result.get("error"))
-        return Compiled(
-            target=target,
-            fingerprint=job.program.fingerprint,
-            flags=job.flags,
-            hlo=(folder / "hlo").read_bytes(),
-            partitioned=_bytes(folder / "partitioned"),
-            buffers=_bytes(folder / "buffers"),
-            memory=Memory.reported(
-                result["memory"], peak_is_whole=target.kind != "cpu"
-            ),
-            compile_s=result["compile_s"],
-            versions={**job.versions, "compiler": result["compiler"]},
-            warnings=_compile_words.warnings(log),
-        )
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    """What the process reported; nothing where it died on the way."""
-    try:
-        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None

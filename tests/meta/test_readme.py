@@ -30,7 +30,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_readme_has_both_kinds_of_blocks() -> None:
-    assert len(blocks("python")) == 3
+    assert len(blocks("python")) == 4
     assert len(blocks("pycon")) == 1
 
 
@@ -50,6 +50,16 @@ def test_quick_start_trains(run_script: RunScript) -> None:
     losses = [float(line) for line in lines[:5]]
     assert losses == sorted(losses, reverse=True)
     assert lines[5].startswith("[256, 64] split (fsdp, None) on Mesh(fsdp=8)")
+
+
+def test_the_bytes_of_a_pod(run_script: RunScript) -> None:
+    """Two weights are gathered in the forward pass, one again in the backward pass."""
+    weight, biases = 4096 * 16384 * 4 * 15 // 16, (4096 + 16384) * 4 * 15 // 16
+    gathered, reduced = 3 * weight + biases, 2 * weight + biases
+    result = run_script(blocks("python")[3], env={**QUIET, "PJRT_DEVICE": None})
+    lines = result.stdout.splitlines()[:2]
+    assert lines == [f"weight gather 4 {gathered}", f"gradient reduction 2 {reduced}"]
+    assert all(f"`{line}`" in README for line in lines)
 
 
 def test_mistakes_say_what_the_readme_says(
