@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from profiling._cli_inspect import inspect_command
 from profiling._target import Target, targets
 from profiling._target_show import memory_text
 
@@ -25,6 +26,9 @@ _ROOMY = 100
 @click.version_option(package_name="xla-spmd")
 def main() -> None:
     """See what XLA's partitioner makes of a PyTorch step, for any pod."""
+
+
+main.add_command(inspect_command)
 
 
 @main.command("targets")
