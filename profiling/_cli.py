@@ -14,9 +14,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from flags._cli import flags_group
 from profiling._cli_inspect import inspect_command
 from profiling._target import Target, targets
 from profiling._target_show import memory_text
+from profiling._workload import workload_of
 
 _ROOMY = 100
 """Columns from which on a table of targets has those that are nice to have."""
@@ -29,6 +31,7 @@ def main() -> None:
 
 
 main.add_command(inspect_command)
+main.add_command(flags_group(workload_of))
 
 
 @main.command("targets")

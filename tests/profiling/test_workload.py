@@ -1,0 +1,68 @@
+import pytest
+
+import spmd
+from flags import Workload
+from profiling._target import Target
+from profiling._workload import workload, workload_of
+from spmd._program import MLIR_MAGIC, Program
+from spmd._value import Value
+
+MESH = spmd.Mesh({"fsdp": 16})
+
+
+def program(**shapes):
+    """Bfloat16 weights of these shapes, those of two dims split on the first."""
+    values = [
+        Value(
+            name.replace("__", "."),
+            "parameter",
+            shape,
+            "bfloat16",
+            ("fsdp", None) if len(shape) == 2 else (None,),
+        )
+        for name, shape in shapes.items()
+    ]
+    return Program(MLIR_MAGIC + b"x", MESH, values, (), name="step")
+
+
+def test_figures():
+    step = program(
+        embed__weight=(64, 32),
+        layers__0__a=(32, 16),
+        layers__0__norm=(16,),
+        layers__1__a=(32, 32),
+        layers__10__b=(16, 16),
+        head=(128, 128),
+    )
+    found = workload(step, Target.parse("h100:2x8"))
+    weights = 64 * 32 + 32 * 16 + 16 + 32 * 32 + 16 * 16 + 128 * 128
+    assert found == Workload(
+        num_shards=16,
+        num_hosts=2,
+        layer_bytes=2 * 32 * 32,
+        gradient_bytes=2 * weights,
+    )
+
+
+def test_without_layers_or_weights():
+    target = Target.parse("h100:2x8")
+    assert workload(program(a=(32, 16), b=(16,)), target).layer_bytes == 2 * 32 * 16
+    assert workload(program(), target) == Workload(1, 2)
+
+
+def test_from_a_file(tmp_path):
+    path = program(layers__0__a=(32, 16)).save(tmp_path / "step.spmd")
+    found, backend = workload_of(path, "h100:2x8")
+    assert (found.num_shards, backend) == (16, "gpu")
+    assert workload_of(None, "v5e:4x4") == (None, "tpu")
+
+
+def test_another_number_of_devices(tmp_path):
+    path = program(a=(32, 16)).save(tmp_path / "step.spmd")
+    with pytest.raises(ValueError, match="is for 16 devices, h100:1x8 has 8"):
+        workload_of(path, "h100:1x8")
+
+
+def test_no_target():
+    with pytest.raises(ValueError, match="target 'h10'"):
+        workload_of(None, "h10")
