@@ -19,6 +19,7 @@ from profiling._cli_inspect import inspect_command
 from profiling._target import Target, targets
 from profiling._target_show import memory_text
 from profiling._workload import workload_of
+from spmd.checkpoint._cli import checkpoint
 
 _ROOMY = 100
 """Columns from which on a table of targets has those that are nice to have."""
@@ -32,6 +33,7 @@ def main() -> None:
 
 main.add_command(inspect_command)
 main.add_command(flags_group(workload_of))
+main.add_command(checkpoint)
 
 
 @main.command("targets")

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spmd import checkpoint
     from spmd._batch import shard_batch
     from spmd._capture_checks import CaptureError
     from spmd._convert import mesh_from, placements_from_spec, spec_from
@@ -85,6 +86,7 @@ __all__ = [
     "ResolvedPlan",
     "ShardedLoader",
     "ShardingTable",
+    "checkpoint",
     "clear_sharding",
     "compile_step",
     "data_rank",
@@ -110,6 +112,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its module on first use."""
+    if name == "checkpoint":  # a package of names that load on first use themselves
+        return importlib.import_module("spmd.checkpoint")
     if name not in _HOME:
         raise AttributeError(f"module 'spmd' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"spmd.{_HOME[name]}"), name)

@@ -137,6 +137,30 @@ class JaxStep:
         if _draws(self._current.runner):
             _torch_xla_graph.set_seed(self._current.runner.seed)
 
+    def arrays(self) -> dict[str, DeviceArray] | None:
+        """Where the state is while the model's tensors are hollow.
+
+        Returns:
+            By name, of `StepState.places`; a step that updates them takes their memory.
+            None if the model and the optimizer have their values.
+        """
+        if not self._hollow.is_hollow or self._current is None:
+            return None
+        self._collect()
+        return dict(self._arrays)
+
+    @property
+    def seed(self) -> int:
+        """The random seed of the next step."""
+        if self._hollow.is_hollow and self._current is not None:
+            if _draws(self._current.runner):
+                return self._current.runner.seed
+        return _torch_xla_graph.seed()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's and the optimizer's tensors, hollow or not, by the same names."""
+        return {slot.name: slot.read() for slot in self._state.places()}
+
     def _own(self) -> Any:
         """Take the state from whoever has it."""
         model = self._state.model
@@ -249,6 +273,16 @@ class JaxStep:
         if optimizer is not None:
             optimizer.register_state_dict_pre_hook(pull)
             optimizer.register_load_state_dict_pre_hook(pull)
+
+
+def owner_of(model: nn.Module) -> JaxStep | None:
+    """The step that has a model's state in jax's arrays, or had it last.
+
+    Args:
+        model: Any module.
+    """
+    reference = _owners.get(model)
+    return reference() if reference is not None else None
 
 
 def _draws(runner: Runner) -> bool:

@@ -15,6 +15,7 @@ from spmd._batch import BatchPlan, plan_batch, send
 from spmd._batch_spec import BatchSpec
 from spmd._mesh import Mesh
 from spmd._padding import PadValues
+from spmd._resume import Position, Resume, own_state
 
 B = TypeVar("B")
 Layout = dict[str, tuple[list[int], Any]]
@@ -46,9 +47,15 @@ class ShardedLoader(Generic[B]):
         check_hosts: In a run of several processes, compare the first batch between
             them: those that must see the same rows do. Every process must then begin
             its loop.
+        fast_skip: Where a restarted epoch begins in the middle, have a `DataLoader`
+            skip batches without loading them: right for data that is the same each time
+            it is loaded. Otherwise they are loaded and dropped, unless the loader can
+            go to a position by itself (has ``load_state_dict``).
 
     Attributes:
         loader: The loader that is wrapped.
+        epoch: Epochs that have ended: ``for epoch in range(loader.epoch, num_epochs)``
+            goes on where a restored run was.
         wait_s: Seconds that the last `next` waited for its batch.
         rows_added: Rows that were added to the batch last given, on this process.
 
@@ -75,6 +82,7 @@ class ShardedLoader(Generic[B]):
         pad_values: PadValues = None,
         prefetch: int = 2,
         check_hosts: bool = True,
+        fast_skip: bool = False,
     ) -> None:
         if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
             raise TypeError(
@@ -96,6 +104,9 @@ class ShardedLoader(Generic[B]):
         self._layout: Layout | None = None
         self._num_rows = 0
         self._num_epochs = 0
+        self._fast_skip = fast_skip
+        self._position = Position()
+        self._resume: Resume | None = None
         self._warned: set[str] = set()
         self._stopped: list[threading.Thread] = []
 
@@ -103,8 +114,37 @@ class ShardedLoader(Generic[B]):
         """Number of batches, as the wrapped loader counts them."""
         return len(cast("Any", self.loader))
 
+    @property
+    def epoch(self) -> int:
+        """Epochs that have ended."""
+        return self._position.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop is: after the batch that was handed out last.
+
+        Returns:
+            Plain values and tensors, for `load_state_dict`.
+        """
+        return self._position.as_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next epoch begin after the batch that was handed out last.
+
+        The order of that epoch is drawn again as it was, so a `DataLoader` that
+        shuffles gives the batches that an uninterrupted run would have got.
+
+        Args:
+            state: From `state_dict`.
+
+        Raises:
+            ValueError: The loader went to positions by itself when this was saved, and
+                this one cannot.
+        """
+        self._position = Position.from_dict(state)
+        self._resume = Resume(self._position, self.loader, fast_skip=self._fast_skip)
+
     def __iter__(self) -> Iterator[B]:
-        """Begin an epoch.
+        """Begin an epoch, or go on with the one that was restored.
 
         Yields:
             Batches on the devices.
@@ -117,10 +157,17 @@ class ShardedLoader(Generic[B]):
             thread.join()
         self._stopped.clear()
         started = time.perf_counter()
-        source = iter(self.loader)
+        resume, self._resume = self._resume, None
+        if resume is None:
+            self._position.begin()
+            source = iter(self.loader)
+        else:
+            source = resume.source(prefetch=self._prefetch > 0)
         first = list(itertools.islice(source, 1))
         if not first:
-            self._complain_of_none(source)
+            if resume is None:
+                self._complain_of_none(source)
+            self._position.end()
             return
         self._num_epochs += 1
         # Batches travel in a list that is emptied on handing one out: a caller who lets
@@ -133,12 +180,13 @@ class ShardedLoader(Generic[B]):
                 yield self._hand_out(box.pop(), started)
                 started = time.perf_counter()
                 box = ahead.get()
+            self._position.end()
         finally:
             ahead.close()
             if ahead.thread is not None and ahead.thread.is_alive():
                 self._stopped.append(ahead.thread)
 
-    def _make(self, batch: Any) -> tuple[Any, BatchPlan]:
+    def _make(self, batch: Any) -> tuple[Any, BatchPlan, Any]:
         """Check, pad and send one batch; this runs in the background thread."""
         pad = max(int(self._pad), self._num_rows) if self._pad else self._pad
         plan = plan_batch(
@@ -149,11 +197,12 @@ class ShardedLoader(Generic[B]):
             self._num_rows = plan.rows
             if self._check_hosts:
                 check_hosts_agree(plan)
-        return send(plan), plan
+        return send(plan), plan, own_state(self.loader)
 
-    def _hand_out(self, item: tuple[B, BatchPlan], started: float) -> B:
+    def _hand_out(self, item: tuple[B, BatchPlan, Any], started: float) -> B:
         """Note what the caller may ask about, and warn in the caller's thread."""
-        batch, plan = item
+        batch, plan, state = item
+        self._position.advance(state)
         self.wait_s = time.perf_counter() - started
         self.rows_added = plan.rows_added
         self._warn_once("left", plan.left)

@@ -124,7 +124,7 @@ def test_fsdp_refuses_a_text_that_is_too_short(tmp_path: Path) -> None:
 def test_examples_are_listed_here() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
     numbers = [name.partition("_")[0] for name in names]
-    assert numbers == ["01", "02", "03", "04"]
+    assert numbers == ["01", "02", "03", "04", "09"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -150,3 +150,25 @@ def test_inspect_a_pod_writes_a_report(tmp_path: Path) -> None:
     assert "This is 1 of 32 layers" in result.stdout
     names = sorted(path.suffix for path in (tmp_path / "out").iterdir())
     assert names == [".html", ".spmd"]
+
+
+def test_resume_on_another_mesh(tmp_path: Path) -> None:
+    result = run("09_resume_on_another_mesh.py", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    parts = re.split(r"^\{.*\} from step (\d+)$", result.stdout, flags=re.MULTILINE)
+    whole, first, second = (
+        {int(n): float(x) for n, x in re.findall(r"step: +(\d+)  loss: ([\d.]+)", part)}
+        for part in parts[2::2]
+    )
+    assert list(whole) == list(range(1, 13)) and list(first) == list(range(1, 9))
+    assert int(parts[5]) in (3, 6) and list(second) == list(
+        range(int(parts[5]) + 1, 13)
+    )
+    assert first == {n: whole[n] for n in first}
+    for number, loss in second.items():
+        assert loss == pytest.approx(whole[number], rel=1e-4)
+    folder = tmp_path / "runs" / "09_resume"
+    assert (folder / "exported" / "model.safetensors").exists()
+    again = run("09_resume_on_another_mesh.py", folder=tmp_path)
+    assert again.returncode == 2 and "is there already; delete it" in again.stderr

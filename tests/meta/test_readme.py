@@ -30,7 +30,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_readme_has_both_kinds_of_blocks() -> None:
-    assert len(blocks("python")) == 4
+    assert len(blocks("python")) == 5
     assert len(blocks("pycon")) == 1
 
 
@@ -60,6 +60,11 @@ def test_the_bytes_of_a_pod(run_script: RunScript) -> None:
     lines = result.stdout.splitlines()[:2]
     assert lines == [f"weight gather 4 {gathered}", f"gradient reduction 2 {reduced}"]
     assert all(f"`{line}`" in README for line in lines)
+
+
+def test_a_checkpoint_comes_back_without_a_mesh(run_script: RunScript) -> None:
+    result = run_script(blocks("python")[4], env={**QUIET, "PJRT_DEVICE": None})
+    assert result.stdout.splitlines() == ["[100, 200]", "200"]
 
 
 def test_mistakes_say_what_the_readme_says(

@@ -1,0 +1,154 @@
+"""`export_hf`: a folder that `from_pretrained` of transformers loads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from spmd.checkpoint import _background, _jax_values
+from spmd.checkpoint._folder import folder_at, written_beside
+from spmd.checkpoint._hf_names import Group, tied_targets, to_files, unwrapped
+from spmd.checkpoint._places import Places, model_places
+from spmd.checkpoint._progress import progress as progress_bar
+from spmd.checkpoint._safetensors import (
+    INDEX,
+    MAX_FILE_BYTES,
+    num_bytes,
+    plan_files,
+    write_files,
+)
+from spmd.checkpoint._shards import boxes
+from spmd.checkpoint._source import Kind
+from spmd.checkpoint._team import current_team, shared_token
+
+
+def export_hf(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    progress: bool | None = None,
+) -> None:
+    """Write a model's weights as safetensors files, with an index and its config.
+
+    Names and order are those of the files transformers writes: weights that it fuses in
+    the model are taken apart again, and tied ones are written once. The host holds one
+    weight at a time (of a fused one: all of what it is made of).
+
+    Args:
+        path: A folder that does not exist yet, or an fsspec URL.
+        model: On any device, wrapped or not; its ``config`` is written if it has one.
+        max_file_bytes: Largest size of a file.
+        progress: Show a bar: always, never, or (None) on a terminal if it takes long.
+
+    Raises:
+        CheckpointError: It could not be written.
+        ValueError: A path that exists, a run of several processes, or a dtype that
+            safetensors does not have.
+    """
+    _background.settle()
+    team = current_team()
+    if team.count > 1:
+        raise ValueError(
+            f"export_hf: this run has {team.count} processes, and a file cannot be "
+            f"written by several. Save a checkpoint, load it in one process, on the "
+            f"CPU if need be, and export there"
+        )
+    target = folder_at(path)
+    if target.names():
+        raise ValueError(f"export_hf: {target.url} has files in it; give another path")
+    weights = _Weights(model)
+    files, index = plan_files(weights.kinds, max_bytes=max_file_bytes)
+    total = sum(map(num_bytes, weights.kinds.values()))
+    with written_beside(target, shared_token(team)) as folder:
+        with progress_bar(f"exporting {target.url}", total, progress) as advance:
+            write_files(folder, files, weights.tensor, advance=advance)
+        if index is not None:
+            folder.replace(INDEX, index)
+        for name, data in _configs(unwrapped(model)).items():
+            folder.replace(name, data)
+
+
+@final
+class _Weights:
+    """The weights of a model under the names that files have."""
+
+    def __init__(self, model: nn.Module) -> None:
+        places = Places.of(model_places(model, ""))
+        inner = unwrapped(model)
+        left_out = tied_targets(inner)
+        self._tensors: dict[str, torch.Tensor] = {}
+        for place in places.first:
+            names = [
+                place.key,
+                *(a for a, k in places.aliases.items() if k == place.key),
+            ]
+            kept = next((n for n in names if n not in left_out), names[0])
+            self._tensors[kept] = place.read()
+        self._elsewhere = _jax_values.elsewhere(model)
+        if any(t.device.type == "xla" for t in self._tensors.values()):
+            from spmd import _torch_xla_graph
+
+            _torch_xla_graph.settle(wait_for_it=True)
+        self.kinds: dict[str, Kind] = {}
+        self._made: dict[str, torch.Tensor] = {}
+        self._group_of: dict[str, Group] = {}
+        for group in to_files(inner, self._tensors):
+            held = {n: self._tensors[n] for n in group.names}
+            hollow = {n: torch.empty_like(t, device="meta") for n, t in held.items()}
+            for name, tensor in _converted(group, hollow).items():
+                self._group_of[name] = group
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                self.kinds[name] = dtype, tuple(tensor.shape)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One weight, on the host."""
+        if name not in self._made:
+            group = self._group_of[name]
+            self._made = _converted(group, {n: self._whole(n) for n in group.names})
+        return self._made.pop(name)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        read = self._elsewhere.get(id(tensor))
+        whole = None
+        for box in boxes(name, tensor, current_team(), read=read):
+            if tuple(box.data.shape) == box.shape:
+                return box.data
+            if whole is None:
+                whole = torch.empty(box.shape, dtype=box.data.dtype)
+            ends = zip(box.offset, box.data.shape, strict=True)
+            whole[tuple(slice(o, o + n) for o, n in ends)] = box.data
+        return torch.empty(tensor.shape, dtype=tensor.dtype) if whole is None else whole
+
+
+def _converted(
+    group: Group, tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    if group.convert is None:
+        return {group.renamed: tensors[group.names[0]]}
+    return group.convert(tensors)
+
+
+def _configs(model: nn.Module) -> dict[str, bytes]:
+    """Files that say what the model is."""
+    config: Any = getattr(model, "config", None)
+    if config is None or not hasattr(config, "save_pretrained"):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        before = config.architectures, getattr(config, "dtype", None)
+        config.architectures = [type(model).__name__]
+        config.dtype = next(iter(model.parameters())).dtype
+        try:
+            config.save_pretrained(folder)
+        finally:
+            config.architectures, config.dtype = before
+        generation: Any = getattr(model, "generation_config", None)
+        if generation is not None:
+            generation.save_pretrained(folder)
+        return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir())}

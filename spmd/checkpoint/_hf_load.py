@@ -1,0 +1,164 @@
+"""`from_hf`: weights in the form of transformers, straight into shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, final
+
+import torch
+from torch import nn
+
+from spmd._mark import get_sharding, mark_sharding
+from spmd._mesh import Mesh
+from spmd._module import shard_module, to_device
+from spmd._plan import Plan
+from spmd.checkpoint import _background, _jax_values
+from spmd.checkpoint._dcp import Region
+from spmd.checkpoint._fill import fill_place, target_device
+from spmd.checkpoint._folder import folder_at
+from spmd.checkpoint._hf_names import Group, to_model, unwrapped
+from spmd.checkpoint._match import match
+from spmd.checkpoint._places import Place, Places, model_places
+from spmd.checkpoint._progress import progress as progress_bar
+from spmd.checkpoint._read import Advance
+from spmd.checkpoint._safetensors import SafetensorsSource, num_bytes
+from spmd.checkpoint._source import Kind, Source
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def from_hf(
+    path: str | os.PathLike[str],
+    model: M,
+    mesh: Mesh | None = None,
+    *,
+    plan: Plan | None = None,
+    strict: bool = True,
+    progress: bool | None = None,
+) -> M:
+    """Load a folder of safetensors files into a model, in place.
+
+    Each device gets its slices of the files; the host holds one weight's at a time (of
+    a weight that transformers fuses from several: all of them). A model that was built
+    under `spmd.meta_parameters` never has all its weights in the host's memory.
+
+    Args:
+        path: A local folder such as ``save_pretrained`` writes, or an fsspec URL.
+        model: On any device or on meta, wrapped or not, annotated or not.
+        mesh: What to split over, for parameters that are not annotated yet.
+        plan: How; without one they are kept whole on every device of the mesh.
+        strict: Refuse weights that are missing, and those the model does not have.
+        progress: Show a bar: always, never, or (None) on a terminal if it takes long.
+
+    Returns:
+        The same model.
+
+    Raises:
+        CheckpointError: No safetensors files, or damaged ones.
+        ValueError: Names or shapes that do not match; a plan without a mesh, or one
+            that does not fit.
+    """
+    _background.settle()
+    if plan is not None and mesh is None:
+        raise ValueError("from_hf: a plan needs a mesh; give both")
+    source = SafetensorsSource(folder_at(path))
+    inner = unwrapped(model)
+    groups = to_model(inner, source.kinds)
+    weights = _Converted(source, groups)
+    if mesh is not None:
+        _annotate(model, mesh, plan)
+    places = Places.of(model_places(model, ""))
+    found = match(
+        {place.key: tuple(place.read().shape) for place in places.first},
+        places.aliases,
+        weights.kinds,
+        where=source.url,
+        strict=strict,
+    )
+    _jax_values.bring_back(model)
+    device = target_device(place.read() for place in places.first)
+    total = sum(map(num_bytes, source.kinds.values()))
+    with progress_bar(f"loading {source.url}", total, progress) as advance:
+        for place in _in_groups(places, found.found, weights):
+            key = found.found[place.key]
+            fill_place(place, weights, key=key, device=device, advance=advance)
+    return to_device(model) if device == "xla" else model
+
+
+def _annotate(model: nn.Module, mesh: Mesh, plan: Plan | None) -> None:
+    if not any(p.device.type == "meta" for p in model.parameters()):
+        to_device(model)
+    if plan is not None:
+        shard_module(model, mesh, plan)
+    for name, parameter in model.named_parameters():
+        if get_sharding(parameter) is None:
+            whole = (None,) * parameter.ndim
+            mark_sharding(parameter, mesh, whole, name=name)
+
+
+def _in_groups(
+    places: Places, found: Mapping[str, str], weights: _Converted
+) -> list[Place]:
+    """Places in the order in which the files have them: a group's one after another."""
+    order = {key: i for i, key in enumerate(weights.kinds)}
+    known = [place for place in places.first if place.key in found]
+    return sorted(known, key=lambda place: order[found[place.key]])
+
+
+@final
+class _Converted(Source):
+    """Weights of files under the names that a model has for them."""
+
+    def __init__(self, source: SafetensorsSource, groups: Sequence[Group]) -> None:
+        self.url = source.url
+        self._source = source
+        self._renamed = {g.renamed: g.names[0] for g in groups if g.convert is None}
+        kinds: dict[str, Kind] = {k: source.kinds[n] for k, n in self._renamed.items()}
+        self._group_of: dict[str, Group] = {}
+        self._made: dict[str, torch.Tensor] = {}
+        for group in groups:
+            if group.convert is not None:
+                hollow = {n: _hollow(source.kinds[n]) for n in group.names}
+                for key, tensor in group.convert(hollow).items():
+                    self._group_of[key] = group
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    kinds[key] = dtype, tuple(tensor.shape)
+        self.kinds = kinds
+
+    def fill(
+        self,
+        key: str,
+        regions: Sequence[tuple[Region, torch.Tensor]],
+        *,
+        advance: Advance,
+    ) -> None:
+        """See `Source`."""
+        if key in self._renamed:
+            self._source.fill(self._renamed[key], regions, advance=advance)
+            return
+        tensor = self._fused(key)
+        for (offset, shape), target in regions:
+            box = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+            target.copy_(tensor[box])
+            advance(target.nbytes)
+
+    def _fused(self, key: str) -> torch.Tensor:
+        if key not in self._made:
+            group = self._group_of[key]
+            assert group.convert is not None
+            whole = {name: self._source.whole(name) for name in group.names}
+            self._made = group.convert(whole)
+        return self._made.pop(key)
+
+    def object(self, key: str) -> Any:
+        """See `Source`."""
+        return None
+
+    def objects(self) -> Iterable[str]:
+        """See `Source`."""
+        return ()
+
+
+def _hollow(kind: Kind) -> torch.Tensor:
+    return torch.empty(kind[1], dtype=getattr(torch, kind[0]), device="meta")
