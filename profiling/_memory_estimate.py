@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from profiling._hlo import Computation, Instruction, Module
 from profiling._in_place import InPlace
 from profiling._lives import Buffer, Life, Lives, lives
@@ -126,7 +128,7 @@ class _Places:
     def __init__(self, found: Lives, in_place: InPlace) -> None:
         self._found = found
         self._in_place = in_place
-        self._open: list[_Place] = []
+        self._open = _Open()
         self.outputs: list[_Place] = []
         self.arena: list[Buffer] = []
         self.tables: list[Buffer] = []
@@ -134,10 +136,10 @@ class _Places:
     def put(self, buffer: Buffer) -> None:
         if buffer.is_argument:
             if buffer.is_output:
-                self._open.append(_Place(buffer.num_bytes, list(buffer.lives)))
+                self._open.add(_Place(buffer.num_bytes, list(buffer.lives)))
             return
         if not buffer.is_table:
-            for place in reversed(self._open):
+            for place in self._open.candidates(buffer):
                 if self._fits(buffer, place):
                     place.lives += buffer.lives
                     return
@@ -145,16 +147,13 @@ class _Places:
             place = _Place(buffer.num_bytes, list(buffer.lives))
             self.outputs.append(place)
             if not buffer.is_table:
-                self._open.append(place)
+                self._open.add(place)
         elif buffer.is_table:
             self.tables.append(buffer)
         else:
             self.arena.append(buffer)
 
     def _fits(self, buffer: Buffer, place: _Place) -> bool:
-        size = buffer.num_bytes
-        if size > place.num_bytes or (buffer.is_output and size != place.num_bytes):
-            return False
         return not any(self._meet(a, b) for a in place.lives for b in buffer.lives)
 
     def _meet(self, a: Life, b: Life) -> bool:
@@ -217,6 +216,39 @@ class _Place:
 
     num_bytes: int
     lives: list[Life]
+
+
+class _Open:
+    """Places that further values may lie in; asks few of them, by what they hold first.
+
+    A large step has thousands of buffers and as many places, nearly all of which are
+    taken all the time.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+        self._known = np.empty((0, 3), np.int64)  # bytes, start and end of the first
+
+    def add(self, place: _Place) -> None:
+        self._places.append(place)
+
+    def candidates(self, buffer: Buffer) -> Iterator[_Place]:
+        """Places that are large enough, and free as far as their first value says.
+
+        Yields:
+            Places, the newest first.
+        """
+        missing = self._places[len(self._known) :]
+        if missing:
+            new = [(p.num_bytes, p.lives[0].start, p.lives[0].end) for p in missing]
+            self._known = np.concatenate((self._known, np.array(new, np.int64)))
+        sizes, starts, ends = self._known.T
+        life = buffer.lives[0]
+        size = buffer.num_bytes
+        fits = sizes == size if buffer.is_output else sizes >= size
+        free = np.maximum(starts, life.start) >= np.minimum(ends, life.end)
+        for index in np.flatnonzero(fits & free)[::-1].tolist():
+            yield self._places[index]
 
 
 def _block(group: Iterable[Buffer]) -> Block:
