@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spmd._module import shard_module, to_device
     from spmd._optimizer import shard_optimizer
     from spmd._plan import Plan, ResolvedPlan
+    from spmd._preserve import PRESERVED, sharding_preserving
     from spmd._prime import prime_optimizer
     from spmd._program import Program
     from spmd._replay import CompiledStep
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from spmd._visualize import visualize
 
 _HOME = {
+    "PRESERVED": "_preserve",
     "Annotation": "_mark",
     "CaptureError": "_capture_checks",
     "CompiledStep": "_replay",
@@ -67,6 +69,7 @@ _HOME = {
     "shard_batch": "_batch",
     "shard_module": "_module",
     "shard_optimizer": "_optimizer",
+    "sharding_preserving": "_preserve",
     "sharding_table": "_table",
     "spec_from": "_convert",
     "to_device": "_module",
@@ -75,6 +78,7 @@ _HOME = {
 }
 
 __all__ = [
+    "PRESERVED",
     "Annotation",
     "CaptureError",
     "CompiledStep",
@@ -102,6 +106,7 @@ __all__ = [
     "shard_batch",
     "shard_module",
     "shard_optimizer",
+    "sharding_preserving",
     "sharding_table",
     "spec_from",
     "to_device",

@@ -27,6 +27,7 @@ from spmd._capture_checks import (
 )
 from spmd._host_reads import refuse_host_reads, without_hf_mask_read
 from spmd._planning import is_planning
+from spmd._preserve import preserving_in_trace
 from spmd._prime import tensor_factors
 from spmd._rebuild import rebuild
 from spmd._record import Recorded, describe
@@ -111,6 +112,7 @@ def _tracing(
                 group["lr"] = rate
         with ExitStack() as stack:
             stack.enter_context(tensor_factors())
+            stack.enter_context(preserving_in_trace())
             packed = any("position_ids" in name for name in batch)
             stack.enter_context(without_hf_mask_read(packed=packed))
             stack.enter_context(refuse_host_reads())

@@ -38,7 +38,8 @@ def compile_step(
     Parameters, buffers, gradients kept between calls, optimizer state, the random seed
     and learning rates are inputs of the graph, and what the step changes comes out of
     it. Between calls the model and the optimizer hold the current values. Python code
-    in `fn` runs only while it is traced.
+    in `fn` runs only while it is traced. What is in `spmd.PRESERVED` keeps its dims;
+    see `spmd.sharding_preserving`, also for how to switch that off.
 
     Args:
         fn: The step, e.g. forward, ``loss.backward()``, ``optimizer.step()``,

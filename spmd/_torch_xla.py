@@ -275,6 +275,46 @@ def call_hlo(
     return _XLAC._xla_user_computation(f"xla::{name}", list(tensors), computation)
 
 
+def dot_general(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    contract_a: list[int],
+    contract_b: list[int],
+    batch_a: list[int],
+    batch_b: list[int],
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """XLA's product with any number of batch, free and contracted dims.
+
+    In the precision of `torch_xla.backends.set_mat_mul_precision`.
+
+    Args:
+        a: A tensor on the XLA device.
+        b: Another of the same dtype.
+        contract_a: Dims of `a` that are summed over.
+        contract_b: Their partners in `b`.
+        batch_a: Dims of `a` that stay, paired.
+        batch_b: Their partners in `b`.
+        dtype: Of the product, where it is another than theirs.
+
+    Returns:
+        Batch dims, other dims of `a`, other dims of `b`; without gradients.
+    """
+    precision = _XLAC._xla_get_mat_mul_precision()
+    if precision == "default":
+        dims = ((contract_a, contract_b), (batch_a, batch_b))
+        return _XLAC._xla_dot_general(a, b, dims, None, dtype)
+    if dtype is not None:
+        a, b = a.to(dtype), b.to(dtype)
+    # torch_xla's own leaves the precision out.
+    from spmd._precise_dot import dot_module
+
+    dims = (tuple(contract_a), tuple(contract_b), tuple(batch_a), tuple(batch_b))
+    module = dot_module(tuple(a.shape), tuple(b.shape), a.dtype, dims, precision)
+    return call_hlo("dot_general", [a, b], module)[0]
+
+
 def at_step_end(closure: Callable[[], None]) -> None:
     """Call once when the step is over.
 

@@ -59,7 +59,8 @@ def trace(
 
     Model, optimizer state and batch may be real or on meta (see
     `spmd.meta_parameters`), and the mesh of any size. All of them are left as they are.
-    Buffers of the model that have values are kept with the program.
+    Buffers of the model that have values are kept with the program. What is in
+    `spmd.PRESERVED` keeps its dims, unless `spmd.sharding_preserving` says otherwise.
 
     Args:
         fn: The step, as for `spmd.compile_step`.

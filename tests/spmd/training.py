@@ -148,7 +148,8 @@ def run_lazily(
         for group in groups if device_lr else ():
             if not isinstance(group["lr"], torch.Tensor):
                 group["lr"] = torch.tensor(float(group["lr"])).to("xla")
-        result = training.step(batch)
+        with spmd.sharding_preserving():  # as a compiled step does by itself
+            result = training.step(batch)
         for group, rate in zip(groups, given, strict=True):
             group["lr"] = rate
         sync()
