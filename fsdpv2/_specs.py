@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from spmd import Mesh
 
+AXIS = "fsdp"
+"""The mesh axis that splits parameters."""
+
 MIN_SHARD_ELEMENTS = 4096
 """Parameters with fewer elements stay whole on every device.
 

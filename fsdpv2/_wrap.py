@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 import spmd
-from fsdpv2._boundary import batch_size, check_inputs, shard_output
-from fsdpv2._nest import wrap_children
-from fsdpv2._specs import MIN_SHARD_ELEMENTS, batch_axes, parameter_spec
-from spmd import Annotation, Mesh
-from spmd._mark import mark_sharding
+from fsdpv2._microbatches import microbatches
+from fsdpv2._nest import repeated_layers, wrap_children
+from fsdpv2._precision import as_precision, to_master
+from fsdpv2._remat import Remat, check_remat
+from fsdpv2._scan import scan_lists
+from fsdpv2._specs import AXIS, MIN_SHARD_ELEMENTS, batch_axes
+from fsdpv2._unit import ShardOutput, Unit, make_unit, unit_of
+from spmd import Mesh
 from spmd._module import tie_again, tied_names, to_device
-from spmd._runtime import device_types
 
-ShardOutput = Callable[[Any, Mesh], Any]
-_AXIS = "fsdp"
 _SHARED = (
     "_parameters",
     "_buffers",
@@ -59,12 +59,24 @@ class FSDPv2(nn.Module):
             one (``replica``, ``data``, ``dcn``, ``fsdp``).
         min_shard_elements: Parameters with fewer elements stay whole
             (default `MIN_SHARD_ELEMENTS` = 4096).
+        remat: What is computed again in the backward pass instead of kept:
+            ``"none"``, ``"full"`` (all inside a layer), ``"selective"`` (all but
+            products with a weight), or a policy of
+            `torch.utils.checkpoint.create_selective_checkpoint_contexts`. The layers
+            are those of `auto_wrap_policy`; without one, those that the module repeats,
+            which get wrappers of their own; else the module as a whole.
+        scan_layers: Run repeated layers as one loop of the compiler, so that compile
+            time does not grow with their number. What enters a layer is kept and the
+            rest is computed again, as with ``remat="full"``.
+        mixed_precision: A `MixedPrecision`, a dtype to compute in, or torch's policy.
 
     Raises:
         TypeError: Not a module, or a policy of an unknown form.
         ValueError: A module wrapped twice or without a forward, a mesh without an
             ``fsdp`` axis or of another size than the machine, an unknown
-            `extra_data_axis`, or a layer class that matches nothing.
+            `extra_data_axis` or `remat`, a layer class that matches nothing, an
+            `auto_wrapper_callable` that does not take what is asked for, or layers that
+            cannot be scanned.
         RuntimeError: SPMD mode cannot be switched on any more, see `spmd.init`.
     """
 
@@ -78,43 +90,52 @@ class FSDPv2(nn.Module):
         auto_wrapper_callable: Callable[..., nn.Module] | None = None,
         extra_data_axis: str | None = None,
         min_shard_elements: int = MIN_SHARD_ELEMENTS,
+        remat: Remat = "none",
+        scan_layers: bool = False,
+        mixed_precision: Any = None,
     ) -> None:
         _check_module(module, auto_wrap_policy)
+        check_remat(remat, scan_layers=scan_layers)
+        precision = as_precision(mixed_precision)
         spmd.init()
         mesh = _choose_mesh(mesh)
-        axes = batch_axes(mesh, extra_data_axis, axis=_AXIS)
+        axes = batch_axes(mesh, extra_data_axis, axis=AXIS)
         super().__init__()
+        to_master(module, precision)
         if not _on_meta(module):
             to_device(module)
+        layers = repeated_layers(module)
+        if auto_wrap_policy is None and (remat != "none" or scan_layers):
+            auto_wrap_policy = layers or None
+        if scan_layers:
+            remat = "none"  # it is the loop's
         if auto_wrap_policy is not None:
-            wrap_children(
-                module,
-                auto_wrap_policy,
-                auto_wrapper_callable or FSDPv2,
-                options={
-                    "mesh": mesh,
-                    "shard_output": shard_output,
-                    "extra_data_axis": extra_data_axis,
-                    "min_shard_elements": min_shard_elements,
-                },
-            )
+            options = {
+                "mesh": mesh,
+                "shard_output": shard_output,
+                "extra_data_axis": extra_data_axis,
+                "min_shard_elements": min_shard_elements,
+                "remat": remat,
+                "mixed_precision": precision,
+            }
+            wrapper = auto_wrapper_callable or FSDPv2
+            wrap_children(module, auto_wrap_policy, wrapper, options=options)
+            remat = "none"  # it is the layers'
         for name in _SHARED:
             self.__dict__[name] = getattr(module, name)
         # Straight into __dict__: as a child, the module would prefix every name.
-        self.__dict__.update(
-            _wrapped=module,
-            _mesh=mesh,
-            _batch_axes=axes,
-            _custom_output=shard_output,
-            _min_elements=min_shard_elements,
-            _specs={},
-            _nested=False,
-            _warned_inputs=set(),
+        self.__dict__["_wrapped"] = module
+        unit = Unit(
+            mesh=mesh,
+            batch_axes=axes,
+            shard_output=shard_output,
+            min_elements=min_shard_elements,
+            remat=remat,
+            precision=precision,
         )
-        for child in module.modules():
-            if isinstance(child, FSDPv2):
-                child.__dict__["_nested"] = True
-        self._annotate()
+        make_unit(self, unit)
+        if scan_layers:
+            self._scan(layers)
 
     @property
     def module(self) -> nn.Module:
@@ -124,12 +145,18 @@ class FSDPv2(nn.Module):
     @property
     def mesh(self) -> Mesh:
         """The mesh parameters and batch are split over."""
-        return self.__dict__["_mesh"]
+        return self._unit.mesh
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
         """Axes that split the batch, outermost first."""
-        return self.__dict__["_batch_axes"]
+        return self._unit.batch_axes
+
+    @property
+    def _unit(self) -> Unit:
+        unit = unit_of(self)
+        assert unit is not None
+        return unit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module and split its output.
@@ -145,73 +172,15 @@ class FSDPv2(nn.Module):
             ValueError: Parameters on meta or the CPU, an input on the CPU, or a batch
                 smaller than the number of devices that split it.
         """
-        own = self.__dict__
-        if not own["_nested"]:
-            self._check_parameters()
-            check_inputs(
-                args,
-                kwargs,
-                self.mesh,
-                axes=self.batch_axes,
-                warned=own["_warned_inputs"],
-            )
-        output = self.module(*args, **kwargs)
-        custom = own["_custom_output"]
-        if custom is not None:
-            replaced = custom(output, self.mesh)
-            return output if replaced is None else replaced
-        shard_output(
-            output,
-            self.mesh,
-            axes=self.batch_axes,
-            rows=batch_size(args, kwargs),
-            name=type(self.module).__name__,
-        )
-        return output
+        return self._unit.run(self, self.module, args, kwargs)
 
-    def _check_parameters(self) -> None:
-        """Refuse what has no values here; annotate what was put in since."""
-        complete = True
-        for name, parameter in self.named_parameters():
-            where = parameter.device.type
-            if where == "meta":
-                raise ValueError(
-                    f"FSDPv2: parameter {name} {list(parameter.shape)} is on the meta "
-                    f"device and has no values; build the model on the CPU to run it, "
-                    f"or call model.to_empty(device='xla') and initialise it"
-                )
-            if where not in device_types():
-                raise ValueError(
-                    f"FSDPv2: parameter {name} {list(parameter.shape)} is on "
-                    f"{parameter.device}; call spmd.to_device(model) to run it on the "
-                    f"devices, or model.module(...) to run it there"
-                )
-            complete = complete and spmd.get_sharding(parameter) is not None
-        if not complete:
-            self._annotate()
-
-    def _annotate(self) -> None:
-        """Give each parameter its spec, the one it had before if it had one."""
-        specs: dict[str, Annotation] = self.__dict__["_specs"]
-        for name, parameter in self.named_parameters():
-            if parameter.device.type not in device_types():
-                continue
-            try:
-                chosen = _existing(parameter, self.mesh) or specs.get(name)
-            except ValueError:
-                continue  # split through torch_xla as no spec on this mesh does
-            if chosen is None:
-                spec = parameter_spec(
-                    parameter.shape,
-                    self.mesh,
-                    axis=_AXIS,
-                    min_elements=self.__dict__["_min_elements"],
-                )
-                chosen = Annotation(self.mesh, spec)
-            specs[name] = chosen
-            mark_sharding(
-                parameter, chosen.mesh, chosen.spec, grad=chosen.spec, name=name
-            )
+    def _scan(self, layers: tuple[type[nn.Module], ...]) -> None:
+        lists = scan_lists(self, layers)
+        self._unit.scanned = tuple(lists)
+        for layer in (layer for one in lists for layer in one.children()):
+            inner = unit_of(layer)
+            if inner is not None:
+                inner.is_scanned = True
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale gradients so that their norm over all parameters is at most this.
@@ -232,12 +201,39 @@ class FSDPv2(nn.Module):
         """Accumulate gradients, as with torch's FSDP.
 
         Gradients add up until they are zeroed, inside and outside this context: the
-        compiler decides where they are reduced, so there is nothing to switch off.
+        compiler decides where they are reduced, so there is nothing to switch off. See
+        `microbatches` for how to have them reduced once.
 
         Yields:
             Nothing.
         """
         yield
+
+    def microbatches(self, batch: Any, num_microbatches: int) -> list[Any]:
+        """Split a batch into several, each over all devices, to accumulate gradients.
+
+        Call ``backward()`` for each, and the optimizer once, in one step given to
+        `spmd.compile_step`: the GPU and TPU compilers then add up what each device has
+        and reduce it once, where gradients are reduced in the dtype in which they are
+        kept (`MixedPrecision.reduce`, float32). XLA's CPU compiler reduces each.
+
+        Args:
+            batch: Nested containers of tensors [batch, ...], split over `batch_axes`.
+            num_microbatches: How many.
+
+        Returns:
+            Batches of the same form: each device splits the rows that it has.
+
+        Raises:
+            ValueError: Rows that do not divide.
+
+        Example::
+
+            for micro in model.microbatches(batch, 4):
+                (model(**micro).loss / 4).backward()
+            optimizer.step()
+        """
+        return microbatches(batch, num_microbatches, self.mesh, axes=self.batch_axes)
 
     def train(self, mode: bool = True) -> FSDPv2:
         """Set training mode on the module and everything below.
@@ -271,7 +267,7 @@ class FSDPv2(nn.Module):
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
             to_device(self)
-            self._annotate()
+            self._unit.annotate(self)
         return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> FSDPv2:
@@ -279,13 +275,13 @@ class FSDPv2(nn.Module):
         ties = tied_names(self)
         super()._apply(fn, recurse)
         tie_again(self, ties)
-        self._annotate()
+        self._unit.annotate(self)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Split the parameters of a copy, and of a model that was read from a file."""
         super().__setstate__(state)
-        self._annotate()
+        self._unit.annotate(self)
 
     def __getattr__(self, name: str) -> Any:
         """Look up what the wrapper lacks on the module."""
@@ -328,20 +324,11 @@ def _choose_mesh(mesh: Any) -> Mesh:
         from spmd import _torch_xla
 
         mesh = _torch_xla.global_mesh()
-    return Mesh({_AXIS: -1}) if mesh is None else spmd.mesh_from(mesh)
+    return Mesh({AXIS: -1}) if mesh is None else spmd.mesh_from(mesh)
 
 
 def _on_meta(module: nn.Module) -> bool:
     return any(p.device.type == "meta" for p in module.parameters())
-
-
-def _existing(parameter: nn.Parameter, mesh: Mesh) -> Annotation | None:
-    """The annotation a parameter has, also one made through torch_xla."""
-    known = spmd.get_sharding(parameter)
-    if known is not None or parameter.device.type != "xla":
-        return known
-    found = spmd.get_sharding(parameter, mesh)
-    return found if found is not None and any(found.spec) else None
 
 
 def _check_module(module: Any, policy: Any) -> None:

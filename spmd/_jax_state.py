@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from spmd import _promise
 from spmd._device_array import DeviceArray
 from spmd._mark import get_sharding, mark_sharding
 from spmd._prime import prime_optimizer
@@ -55,9 +56,10 @@ class HollowState:
         sources = {}
         gradients = [name for name in tensors if name.startswith("grad[")]
         for name, tensor in tensors.items():
-            self._devices[name] = tensor.device
+            promised = _promise.promised(tensor)
+            self._devices[name] = torch.device("cpu") if promised else tensor.device
             kept = tensor if name in gradients else self._hollowed(name, tensor)
-            sources[name] = _pieces(kept)
+            sources[name] = promised or _pieces(kept)
         for name in gradients:
             self._gradients[name] = tensors[name]
             self.set_gradient(name, present=True)
@@ -84,6 +86,9 @@ class HollowState:
         Args:
             besides: Names of those that jax does not have yet.
         """
+        for name, (tensor, _) in self._twins.items():
+            if name not in besides:
+                _promise.kept(tensor)
         self._twins = {n: t for n, t in self._twins.items() if n in besides}
         self._gradients = {}
 
@@ -110,20 +115,28 @@ class HollowState:
             exchange(tensor, twin)
         self._twins = {}
 
-    def fill(self, values: Mapping[str, DeviceArray]) -> None:
+    def fill(
+        self,
+        values: Mapping[str, DeviceArray],
+        waiting: Mapping[str, Source] | None = None,
+    ) -> None:
         """Give every tensor its values again, where it was before.
 
         Args:
             values: By name.
+            waiting: Where those come from that jax never had, by name.
         """
-        waiting = set(self._twins)
+        given_back = set(self._twins)
         self._give_back()
         tensors = self._tensors()
         for name, tensor in tensors.items():
-            found = None if name in waiting else values.get(name)
+            found = None if name in given_back else values.get(name)
+            device = self._devices.get(name, self._default_device())
             if found is not None and not name.startswith("grad["):
-                device = self._devices.get(name, self._default_device())
                 _refill(tensor, found.torch(), device)
+            elif waiting and name in waiting and name not in given_back:
+                whole = tuple(slice(0, d) for d in tensor.shape)
+                _refill(tensor, waiting[name](whole).contiguous(), device)
         for name in tensors:
             if name.startswith("grad[") and name in values:
                 for parameter in self._state.with_gradients([name]):

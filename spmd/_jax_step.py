@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spmd import _torch_xla_graph
-from spmd._device_array import DeviceArray
+from spmd._device_array import DeviceArray, Index, clipped, put
 from spmd._hosts import current_hosts, host_index
 from spmd._jax_state import HollowState
 from spmd._mark import get_sharding, remember
@@ -24,6 +24,7 @@ from spmd._rows import place
 from spmd._runner import Runner
 from spmd._state import StepState
 from spmd._trace import traced
+from spmd._value import Value
 from spmd._variants import Variants, batch_key
 
 _owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[JaxStep]]
@@ -133,7 +134,7 @@ class JaxStep:
         if not self._hollow.is_hollow or self._current is None:
             return
         self._collect()
-        self._hollow.fill(self._arrays)
+        self._hollow.fill(self._arrays, self._waiting)
         if _draws(self._current.runner):
             _torch_xla_graph.set_seed(self._current.runner.seed)
 
@@ -149,6 +150,44 @@ class JaxStep:
         self._collect()
         return dict(self._arrays)
 
+    def waiting(self) -> Mapping[str, Callable[[Index], Any]]:
+        """State that no step has read: it is hollow, and not in `arrays`.
+
+        Returns:
+            By name, what gives the piece at an index, on the host.
+        """
+        return dict(self._waiting)
+
+    def replace(
+        self, name: str, pieces: Callable[[Sequence[Index]], Sequence[torch.Tensor]]
+    ) -> None:
+        """Give a hollow tensor other values, where it is and split as it is.
+
+        Args:
+            name: One in `arrays` or `waiting`.
+            pieces: Gives CPU tensors of its dtype for parts of it; called once, with
+                each part that the devices of this process hold.
+        """
+        if name in self._waiting:
+            shape = self.tensors()[name].shape
+            (value,) = pieces([tuple(slice(0, d) for d in shape)])
+            self._waiting[name] = value.__getitem__
+            self._hollow.let_go(besides=set(self._waiting) - {name})
+            return
+        old = self._arrays[name]
+        parts = {_key(part): part for part in _local_parts(old)}
+        found = dict(zip(parts, pieces(list(parts.values())), strict=True))
+        array = put(
+            lambda index: found[_key(index)],
+            Value(name, "buffer", old.shape, old.dtype),
+            old.array.sharding,
+        )
+        self._arrays[name] = DeviceArray(array, old.shape, old.dtype)
+        if self._current is not None:
+            names = {v.name for v in self._current.runner.program.inputs}
+            if name in names:
+                self._current.runner.adopt({name: self._arrays[name]})
+
     @property
     def seed(self) -> int:
         """The random seed of the next step."""
@@ -156,6 +195,13 @@ class JaxStep:
             if _draws(self._current.runner):
                 return self._current.runner.seed
         return _torch_xla_graph.seed()
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        _torch_xla_graph.set_seed(seed)
+        if self._hollow.is_hollow and self._current is not None:
+            if _draws(self._current.runner):
+                self._current.runner.put({"rng": seed}, partial=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's and the optimizer's tensors, hollow or not, by the same names."""
@@ -202,10 +248,16 @@ class JaxStep:
 
     def _switch(self, variant: _Variant) -> None:
         self._collect()
+        self._arrays.pop("rng", None)  # a variant that draws nothing has none
+        seed = self.seed
         names = {v.name for v in variant.runner.program.inputs}
         variant.runner.adopt({n: a for n, a in self._arrays.items() if n in names})
         late = {n: s for n, s in self._waiting.items() if n in names}
         variant.runner.put(late, partial=True)
+        if _draws(variant.runner):
+            variant.runner.put({"rng": seed}, partial=True)
+        else:
+            _torch_xla_graph.set_seed(seed)
         for name in late:
             del self._waiting[name]
         self._hollow.let_go(besides=self._waiting)
@@ -275,14 +327,32 @@ class JaxStep:
             optimizer.register_load_state_dict_pre_hook(pull)
 
 
-def owner_of(model: nn.Module) -> JaxStep | None:
-    """The step that has a model's state in jax's arrays, or had it last.
+def owners_of(*modules: nn.Module) -> list[JaxStep]:
+    """The steps that have state of modules in jax's arrays, or had it last.
 
     Args:
-        model: Any module.
+        *modules: Any, also parts and wholes of those that the steps train.
     """
-    reference = _owners.get(model)
-    return reference() if reference is not None else None
+    wanted = {id(inner) for module in modules for inner in module.modules()}
+    found = []
+    for model, reference in list(_owners.items()):
+        step = reference()
+        if step is not None and not wanted.isdisjoint(map(id, model.modules())):
+            found.append(step)
+    return found
+
+
+def _local_parts(array: DeviceArray) -> list[Index]:
+    """Parts of the whole, without padding, on the devices of this process."""
+    whole = array.array.shape
+    places = array.array.sharding.addressable_devices_indices_map(whole)
+    return [
+        clipped(index, array.shape) for index in places.values() if index is not None
+    ]
+
+
+def _key(index: Index) -> tuple[tuple[int, int], ...]:
+    return tuple((s.start, s.stop) for s in index)
 
 
 def _draws(runner: Runner) -> bool:

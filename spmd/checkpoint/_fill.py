@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from spmd._mark import Annotation, get_sharding, remember
 from spmd._mesh import Mesh
 from spmd._spec import shard_shape, shard_slices
+from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._places import Place
 from spmd.checkpoint._read import Advance
 from spmd.checkpoint._source import Source
@@ -22,6 +23,7 @@ def fill_place(
     key: str | None = None,
     assign: bool = False,
     device: str = "cpu",
+    elsewhere: Mapping[int, Refill] | None = None,
     advance: Advance,
 ) -> None:
     """Give a tensor its values; it stays where it is, and split as it is.
@@ -32,10 +34,15 @@ def fill_place(
         key: What the source calls it; None for the key of the place.
         assign: Take the source's dtype, too.
         device: Type of the device for a tensor on meta: ``"xla"`` or ``"cpu"``.
+        elsewhere: For tensors whose values are elsewhere, by identity.
         advance: Called with the number of bytes that were read.
     """
     tensor = place.read()
     key = place.key if key is None else key
+    refill = (elsewhere or {}).get(id(tensor))
+    if refill is not None:
+        refill(source, key, advance)
+        return
     dtype = getattr(torch, source.kinds[key][0]) if assign else tensor.dtype
     kind = device if tensor.device.type == "meta" else tensor.device.type
     if kind == "xla":

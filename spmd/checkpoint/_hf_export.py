@@ -10,8 +10,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from spmd._runtime import runtime
 from spmd.checkpoint import _background, _jax_values
-from spmd.checkpoint._folder import folder_at, written_beside
+from spmd.checkpoint._folder import Folder, folder_at
 from spmd.checkpoint._hf_names import Group, tied_targets, to_files, unwrapped
 from spmd.checkpoint._places import Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
@@ -20,11 +21,11 @@ from spmd.checkpoint._safetensors import (
     MAX_FILE_BYTES,
     num_bytes,
     plan_files,
-    write_files,
 )
 from spmd.checkpoint._shards import boxes
 from spmd.checkpoint._source import Kind
-from spmd.checkpoint._team import current_team, shared_token
+from spmd.checkpoint._team import Team, all_agree, current_team
+from spmd.checkpoint._together import write_share, write_together
 
 
 def export_hf(
@@ -40,6 +41,10 @@ def export_hf(
     the model are taken apart again, and tied ones are written once. The host holds one
     weight at a time (of a fused one: all of what it is made of).
 
+    In a run of several processes every one calls this, with the same path in a folder
+    that all of them see; they share out the files. So does a weight that is split over
+    them: each process has all of it for a moment.
+
     Args:
         path: A folder that does not exist yet, or an fsspec URL.
         model: On any device, wrapped or not; its ``config`` is written if it has one.
@@ -48,37 +53,43 @@ def export_hf(
 
     Raises:
         CheckpointError: It could not be written.
-        ValueError: A path that exists, a run of several processes, or a dtype that
-            safetensors does not have.
+        ValueError: A path that exists, a dtype that safetensors does not have, or
+            several processes of torch_xla's runtime.
     """
     _background.settle()
     team = current_team()
-    if team.count > 1:
+    if team.count > 1 and runtime() != "jax":
         raise ValueError(
-            f"export_hf: this run has {team.count} processes, and a file cannot be "
-            f"written by several. Save a checkpoint, load it in one process, on the "
-            f"CPU if need be, and export there"
+            f"export_hf: this run has {team.count} processes of torch_xla, which "
+            f"cannot put a weight together. Save a checkpoint, load it in one process, "
+            f"on the CPU if need be, and export there"
         )
     target = folder_at(path)
-    if target.names():
+    if not all_agree(team, not target.names()):
         raise ValueError(f"export_hf: {target.url} has files in it; give another path")
-    weights = _Weights(model)
+    weights = _Weights(model, team)
     files, index = plan_files(weights.kinds, max_bytes=max_file_bytes)
     total = sum(map(num_bytes, weights.kinds.values()))
-    with written_beside(target, shared_token(team)) as folder:
-        with progress_bar(f"exporting {target.url}", total, progress) as advance:
-            write_files(folder, files, weights.tensor, advance=advance)
+
+    def write(folder: Folder) -> OSError | None:
+        show = progress if team.index == 0 else False
+        with progress_bar(f"exporting {target.url}", total, show) as advance:
+            return write_share(folder, files, weights.tensor, team, advance=advance)
+
+    def finish(folder: Folder) -> None:
         if index is not None:
             folder.replace(INDEX, index)
         for name, data in _configs(unwrapped(model)).items():
             folder.replace(name, data)
+
+    write_together(target, team, write, finish)
 
 
 @final
 class _Weights:
     """The weights of a model under the names that files have."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, team: Team) -> None:
         places = Places.of(model_places(model, ""))
         inner = unwrapped(model)
         left_out = tied_targets(inner)
@@ -90,7 +101,9 @@ class _Weights:
             ]
             kept = next((n for n in names if n not in left_out), names[0])
             self._tensors[kept] = place.read()
-        self._elsewhere = _jax_values.elsewhere(model)
+        several = team.count > 1
+        values = _jax_values.gathered if several else _jax_values.elsewhere
+        self._elsewhere = values(model)
         if any(t.device.type == "xla" for t in self._tensors.values()):
             from spmd import _torch_xla_graph
 
@@ -117,7 +130,7 @@ class _Weights:
         tensor = self._tensors[name]
         read = self._elsewhere.get(id(tensor))
         whole = None
-        for box in boxes(name, tensor, current_team(), read=read):
+        for box in boxes(name, tensor, Team(), read=read):
             if tuple(box.data.shape) == box.shape:
                 return box.data
             if whole is None:

@@ -67,6 +67,7 @@ def from_hf(
     groups = to_model(inner, source.kinds)
     weights = _Converted(source, groups)
     if mesh is not None:
+        _jax_values.bring_back(model)
         _annotate(model, mesh, plan)
     places = Places.of(model_places(model, ""))
     found = match(
@@ -76,14 +77,21 @@ def from_hf(
         where=source.url,
         strict=strict,
     )
-    _jax_values.bring_back(model)
+    elsewhere = _jax_values.refills(model)
     device = target_device(place.read() for place in places.first)
     total = sum(map(num_bytes, source.kinds.values()))
     with progress_bar(f"loading {source.url}", total, progress) as advance:
         for place in _in_groups(places, found.found, weights):
             key = found.found[place.key]
-            fill_place(place, weights, key=key, device=device, advance=advance)
-    return to_device(model) if device == "xla" else model
+            fill_place(
+                place,
+                weights,
+                key=key,
+                device=device,
+                elsewhere=elsewhere,
+                advance=advance,
+            )
+    return to_device(model) if device == "xla" and not elsewhere else model
 
 
 def _annotate(model: nn.Module, mesh: Mesh, plan: Plan | None) -> None:

@@ -1,51 +1,153 @@
-"""Values of a model whose state lives in jax's arrays, without bringing it back."""
+"""Values of modules whose state lives in jax's arrays, without bringing it back."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from spmd.checkpoint._read import Advance
 from spmd.checkpoint._shards import Reader
+from spmd.checkpoint._source import Source
+from spmd.checkpoint._team import Team, current_team
 
 if TYPE_CHECKING:
     from spmd._jax_step import JaxStep
 
+Refill = Callable[[Source, str, Advance], None]
+"""Replaces the values of a tensor by those of a source, under a key."""
 
-def elsewhere(model: nn.Module) -> dict[int, Reader]:
+
+def elsewhere(*modules: nn.Module) -> dict[int, Reader]:
     """Where the values of hollow tensors are.
 
     Args:
-        model: Any module.
+        *modules: Any.
 
     Returns:
         By identity of the tensor; empty where every tensor has its own values.
     """
-    step = _owner(model)
-    arrays = None if step is None else step.arrays()
-    if step is None or arrays is None:
-        return {}
-    hollow = {n: t for n, t in step.tensors().items() if t.device.type == "meta"}
-    if any(name not in arrays for name in hollow):
-        step.pull()  # some wait on the host, for a variant of the step that reads them
-        return {}
-    return {id(tensor): _reader(arrays[name]) for name, tensor in hollow.items()}
+    found = {}
+    for step in _owners(*modules):
+        arrays, waiting = step.arrays(), step.waiting()
+        for name, tensor in _hollow(step).items():
+            if arrays is not None and name in arrays:
+                found[id(tensor)] = _reader(arrays[name])
+            elif name in waiting:
+                found[id(tensor)] = _host_reader(waiting[name], tuple(tensor.shape))
+    return found
+
+
+def gathered(*modules: nn.Module) -> dict[int, Reader]:
+    """The same as `elsewhere`, but each is all of a tensor, in every process.
+
+    Pieces of other processes are fetched when one is called, so every process must call
+    each, in the same order.
+
+    Args:
+        *modules: Any.
+    """
+    found = elsewhere(*modules)
+    for step in _owners(*modules):
+        arrays, waiting = step.arrays() or {}, step.waiting()
+        for name, tensor in _hollow(step).items():
+            if name in arrays and not arrays[name].array.is_fully_addressable:
+                found[id(tensor)] = _gathered(arrays[name].torch)
+            elif name in waiting:
+                source, shape = waiting[name], tuple(tensor.shape)
+                found[id(tensor)] = _host_reader(source, shape, team=Team())
+    return found
+
+
+def refills(*modules: nn.Module) -> dict[int, Refill]:
+    """How to replace the values of hollow tensors where they are.
+
+    The host holds the pieces of one tensor for its devices; each once.
+
+    Args:
+        *modules: Any.
+
+    Returns:
+        By identity of the tensor; empty where every tensor has its own values.
+    """
+    found = {}
+    for step in _owners(*modules):
+        known = {*(step.arrays() or ()), *step.waiting()}
+        for name, tensor in _hollow(step).items():
+            if name in known:
+                found[id(tensor)] = _refill(step, name, tensor.dtype)
+    return found
+
+
+def _hollow(step: JaxStep) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in step.tensors().items() if t.device.type == "meta"}
 
 
 def _reader(array: object) -> Reader:
-    from spmd._device_array import DeviceArray, as_torch
+    import numpy as np
+
+    from spmd._device_array import DeviceArray, as_torch, clipped
 
     assert isinstance(array, DeviceArray)
 
     def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-        for _, replica, part, data in array.local_shards():
-            if replica == 0 and all(s.stop > s.start for s in part):
+        for shard in array.array.addressable_shards:
+            part = clipped(shard.index, array.shape)
+            if shard.replica_id == 0 and all(s.stop > s.start for s in part):
+                # jax keeps what it copied to the host with the array it came from: of
+                # a copy, that goes when the copy does.
+                there = shard.device.platform == "cpu"
+                data = np.asarray(shard.data if there else shard.data.copy())
+                data = np.array(data[tuple(slice(0, s.stop - s.start) for s in part)])
                 yield tuple(s.start for s in part), as_torch(data, array.dtype)
 
     return read
+
+
+def _gathered(fetch: Callable[[], torch.Tensor]) -> Reader:
+    def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+        whole = fetch()
+        yield (0,) * whole.ndim, whole
+
+    return read
+
+
+def _host_reader(
+    source: Callable[[tuple[slice, ...]], Any],
+    shape: tuple[int, ...],
+    *,
+    team: Team | None = None,
+) -> Reader:
+    def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+        if (team or current_team()).index == 0:  # every process has all of it
+            whole = source(tuple(slice(0, d) for d in shape))
+            yield (0,) * len(shape), torch.as_tensor(whole).clone()
+
+    return read
+
+
+def _refill(step: JaxStep, name: str, dtype: torch.dtype) -> Refill:
+    def refill(source: Source, key: str, advance: Advance) -> None:
+        def pieces(parts: Sequence[tuple[slice, ...]]) -> list[torch.Tensor]:
+            offsets = [tuple(s.start for s in part) for part in parts]
+            boxes = [
+                torch.empty([s.stop - s.start for s in part], dtype=dtype)
+                for part in parts
+            ]
+            regions = [
+                ((offset, tuple(box.shape)), box)
+                for offset, box in zip(offsets, boxes, strict=True)
+                if box.numel()
+            ]
+            source.fill(key, regions, advance=advance)
+            return boxes
+
+        step.replace(name, pieces)
+
+    return refill
 
 
 def seed(model: nn.Module) -> int | None:
@@ -54,24 +156,33 @@ def seed(model: nn.Module) -> int | None:
     Args:
         model: Any module.
     """
-    step = _owner(model)
-    return None if step is None else step.seed
+    return next((step.seed for step in _owners(model)), None)
 
 
-def bring_back(model: nn.Module) -> None:
-    """Have a model and its optimizer hold their values again.
+def set_seed(model: nn.Module, seed: int) -> None:
+    """Have the next step on jax use a random seed.
 
     Args:
         model: Any module.
+        seed: From `seed`.
     """
-    step = _owner(model)
-    if step is not None:
+    for step in _owners(model):
+        step.seed = seed
+
+
+def bring_back(*modules: nn.Module) -> None:
+    """Have modules and their optimizers hold their values again.
+
+    Args:
+        *modules: Any.
+    """
+    for step in _owners(*modules):
         step.pull()
 
 
-def _owner(model: nn.Module) -> JaxStep | None:
+def _owners(*modules: nn.Module) -> list[JaxStep]:
     if "spmd._jax_step" not in sys.modules:
-        return None  # then no step runs on jax
-    from spmd._jax_step import owner_of
+        return []  # then no step runs on jax
+    from spmd._jax_step import owners_of
 
-    return owner_of(model)
+    return owners_of(*modules)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,12 @@ from spmd._module import to_device
 from spmd._tree import named_leaves
 from spmd.checkpoint import _background, _jax_values
 from spmd.checkpoint._fill import fill_place, target_device
-from spmd.checkpoint._load_optimizer import check_optimizer, load_optimizer
+from spmd.checkpoint._jax_values import Refill
+from spmd.checkpoint._load_optimizer import (
+    check_optimizer,
+    keeps_its_state,
+    load_optimizer,
+)
 from spmd.checkpoint._match import Match, match
 from spmd.checkpoint._objects import ABSENT, has_state, set_state_of
 from spmd.checkpoint._places import Places, extra_places, join, model_places
@@ -101,21 +107,29 @@ def load(
     found_extra = _matched_extra(more, source, wanted)
     saved = None if optimizer is None else check_optimizer(model, optimizer, source)
     rest = _states(source, scheduler=scheduler, loader=loader)
-    _get_ready(model)
+    stays = optimizer is None or keeps_its_state(model, optimizer, source)
+    stays = stays and not (assign and _changes_dtypes(places, found, source))
+    elsewhere = _get_ready(model, wanted, stays=stays)
     total = sum(map(_num_bytes, source.kinds.values()))
     with progress_bar(f"loading {source.url}", total, progress) as advance:
-        on_meta = any(p.device.type == "meta" for p in model.parameters())
-        _fill_all(places, found, source, assign=assign, advance=advance)
+        on_meta = any(
+            p.device.type == "meta" and id(p) not in elsewhere
+            for p in model.parameters()
+        )
+        fill = partial(_fill_all, source=source, elsewhere=elsewhere, advance=advance)
+        fill(places, found, assign=assign)
         if on_meta and any(p.device.type == "xla" for p in model.parameters()):
             to_device(model)  # buffers that are in no checkpoint
-        _fill_all(more, found_extra, source, advance=advance)
+        fill(more, found_extra)
         if optimizer is not None and saved is not None:
-            load_optimizer(model, optimizer, source, saved, advance=advance)
+            load_optimizer(
+                model, optimizer, source, saved, elsewhere=elsewhere, advance=advance
+            )
     returned = _extra(source, wanted)
     for thing, (what, state) in rest:
         set_state_of(thing, state, what)
     if random:
-        _set_random(source)
+        _set_random(source, model)
     return Loaded(
         source.url, source.object("step"), returned, found.missing, found.unexpected
     )
@@ -153,6 +167,7 @@ def _fill_all(
     source: Source,
     *,
     assign: bool = False,
+    elsewhere: Mapping[int, Refill],
     advance: Advance,
 ) -> None:
     device = target_device(place.read() for place in places.first)
@@ -160,7 +175,13 @@ def _fill_all(
         if place.key in found.found:
             key = found.found[place.key]
             fill_place(
-                place, source, key=key, assign=assign, device=device, advance=advance
+                place,
+                source,
+                key=key,
+                assign=assign,
+                device=device,
+                elsewhere=elsewhere,
+                advance=advance,
             )
 
 
@@ -196,19 +217,43 @@ def _mine(source: Source, what: str) -> str:
     return f"process.{current_team().index % source.num_processes}.{what}"
 
 
-def _set_random(source: Source) -> None:
+def _set_random(source: Source, model: nn.Module) -> None:
     state = source.object(_mine(source, "random"))
     if state is not None:
         _random_state.set_all_states(state)
+        if "devices" in state:
+            _jax_values.set_seed(model, state["devices"])
 
 
-def _get_ready(model: nn.Module) -> None:
-    """Have values where they can be replaced, and nothing waiting to use the old."""
-    _jax_values.bring_back(model)
+def _changes_dtypes(places: Places, found: Match, source: Source) -> bool:
+    return any(
+        getattr(torch, source.kinds[found.found[place.key]][0]) != place.read().dtype
+        for place in places.first
+        if place.key in found.found
+    )
+
+
+def _get_ready(
+    model: nn.Module, extra: Mapping[str, Any], *, stays: bool
+) -> dict[int, Refill]:
+    """Have values where they can be replaced, and nothing waiting to use the old.
+
+    Args:
+        model: The model.
+        extra: What else is to be filled.
+        stays: Whether what is in jax's arrays can stay there.
+
+    Returns:
+        How to replace the values of tensors that do not hold them.
+    """
+    modules = [v for v in extra.values() if isinstance(v, nn.Module)]
+    if not stays:
+        _jax_values.bring_back(model)
     if any(p.device.type == "xla" for p in model.parameters()):
         from spmd import _torch_xla_graph
 
         _torch_xla_graph.settle(wait_for_it=True)
+    return _jax_values.refills(model, *modules)
 
 
 def _extra(source: Source, wanted: Mapping[str, Any]) -> dict[str, Any]:

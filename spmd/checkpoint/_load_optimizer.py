@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from spmd._mark import get_sharding, remember
 from spmd.checkpoint._fill import fill_place
+from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._objects import HOW_TO_RUN
 from spmd.checkpoint._places import Place, optimizer_names, optimizer_places
 from spmd.checkpoint._read import Advance
@@ -55,12 +56,31 @@ def check_optimizer(
     return saved
 
 
+def keeps_its_state(model: nn.Module, optimizer: Optimizer, source: Source) -> bool:
+    """Whether loading changes values only: no tensor of the state comes or goes.
+
+    Args:
+        model: Whose names the parameters have.
+        optimizer: The optimizer.
+        source: The checkpoint.
+    """
+    places = optimizer_places(model, optimizer)
+    ours = {place.key: tuple(place.read().shape) for place in places}
+    theirs = {
+        key: shape
+        for key, (_, shape) in source.kinds.items()
+        if key.startswith("optimizer.")
+    }
+    return ours == theirs
+
+
 def load_optimizer(
     model: nn.Module,
     optimizer: Optimizer,
     source: Source,
     saved: Mapping[str, Any],
     *,
+    elsewhere: Mapping[int, Refill],
     advance: Advance,
 ) -> None:
     """Replace an optimizer's state and hyperparameters.
@@ -72,6 +92,7 @@ def load_optimizer(
         optimizer: The optimizer.
         source: The checkpoint.
         saved: From `check_optimizer`.
+        elsewhere: For tensors whose values are elsewhere, by identity.
         advance: Called with the number of bytes that were read.
     """
     entries: dict[str, set[str]] = {}
@@ -90,11 +111,12 @@ def load_optimizer(
             for entry in set(table) - tensors - set(values):
                 del table[entry]
             table.update(values)
-            for entry in sorted(tensors):
+            kept = {k for k, v in table.items() if id(v) in elsewhere}
+            for entry in sorted(tensors - kept):
                 kind = source.kinds[f"optimizer.{name}.{entry}"]
                 _make_room(table, entry, parameter, kind, group)
     for place in optimizer_places(model, optimizer):
-        fill_place(place, source, device="xla", advance=advance)
+        fill_place(place, source, device="xla", elsewhere=elsewhere, advance=advance)
     for group, theirs in zip(optimizer.param_groups, saved["groups"], strict=True):
         for key, value in theirs.items():
             if key not in HOW_TO_RUN:

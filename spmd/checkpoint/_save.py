@@ -157,7 +157,8 @@ def _snapshot(
     extra: Mapping[str, Any],
     team: Team,
 ) -> _Snapshot:
-    elsewhere = _jax_values.elsewhere(model)
+    modules = [value for value in extra.values() if isinstance(value, nn.Module)]
+    elsewhere = _jax_values.elsewhere(model, *modules)
 
     def all_places() -> Iterator[Any]:
         yield from model_places(model)

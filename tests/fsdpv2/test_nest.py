@@ -1,7 +1,7 @@
 import pytest
 from torch import nn
 
-from fsdpv2._nest import wrap_children
+from fsdpv2._nest import repeated_layers, wrap_children
 
 
 class Wrapper(nn.Module):
@@ -55,3 +55,25 @@ def test_a_class_that_is_not_there():
         wrap_children(root(), nn.Conv2d, Wrapper, options=OPTIONS)
     with pytest.raises(TypeError, match="give layer classes"):
         wrap_children(root(), 3, Wrapper, options=OPTIONS)
+
+
+def test_layers_that_repeat():
+    model = nn.Sequential(
+        nn.ModuleList([nn.Sequential(nn.ReLU(), nn.ReLU()) for _ in range(2)]),
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+    )
+    assert repeated_layers(model) == (nn.Sequential,)
+    assert repeated_layers(nn.Linear(2, 2)) == ()
+
+
+def test_a_wrapper_that_cannot_do_what_is_asked():
+    def plain(module, mesh):
+        return Wrapper(module)
+
+    options = {**OPTIONS, "remat": "full", "mixed_precision": None}
+    with pytest.raises(ValueError, match=r"remat='full' is for the layers, but"):
+        wrap_children(root(), nn.Linear, plain, options=options)
+    model = root()
+    wrap_children(model, nn.Linear, Wrapper, options=options)
+    assert model[0].options["remat"] == "full"
+    assert "mixed_precision" not in model[0].options

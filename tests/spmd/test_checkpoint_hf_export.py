@@ -160,7 +160,7 @@ def test_wrong_use(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a plan needs a mesh"):
         from_hf(tmp_path / "full", model, plan=Plan({}))
     monkeypatch.setattr(_hf_export, "current_team", lambda: Team(0, 2))
-    with pytest.raises(ValueError, match="this run has 2 processes"):
+    with pytest.raises(ValueError, match="this run has 2 processes of torch_xla"):
         export_hf(tmp_path / "a", model)
 
 

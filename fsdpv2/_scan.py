@@ -1,0 +1,240 @@
+"""`scan_layers`: equal layers as one loop, so that compile time is flat in depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import stateless
+
+from spmd import _torch_xla
+from spmd._mark import Annotation, get_sharding, remember
+from spmd._rebuild import leaves, rebuild
+from spmd._torch_xla_scan import loop
+
+Tensors = list[torch.Tensor]
+
+
+def scan_lists(module: nn.Module, layers: Sequence[type[nn.Module]]) -> list[Scanned]:
+    """Have the lists of equal layers of a model run as loops.
+
+    Args:
+        module: The model; its lists of layers get a class of their own.
+        layers: Classes of the layers, wrappers aside.
+
+    Returns:
+        The lists, for `scanning`.
+
+    Raises:
+        ValueError: No list of such layers, or layers that differ.
+    """
+    found = []
+    for name, child in module.named_modules():
+        if not isinstance(child, nn.ModuleList | nn.Sequential) or len(child) < 2:
+            continue
+        inner = [c.__dict__.get("_wrapped", c) for c in child]
+        if all(type(c) in layers for c in inner):
+            _check_equal(name, list(child))
+            kind = type(child)
+            scanned: Any = type(f"Scanned{kind.__name__}", (Scanned, kind), {})
+            child.__class__ = scanned
+            found.append(child)
+    if not found:
+        kind = type(module.__dict__.get("_wrapped", module)).__name__
+        raise ValueError(
+            f"FSDPv2: scan_layers=True, but {kind} has no list of two or more equal "
+            f"layers; leave scan_layers out"
+        )
+    return found
+
+
+@contextmanager
+def scanning(lists: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, a loop over such a list runs once, and all layers in it.
+
+    Args:
+        lists: From `scan_lists`.
+
+    Yields:
+        Nothing.
+    """
+    with ExitStack() as stack:
+        for one in lists:
+            one.__dict__["_is_scanning"] = True
+            stack.callback(one.__dict__.update, _is_scanning=False)
+        yield
+
+
+class Scanned(nn.Module):
+    """A list of layers that gives one callable for all of them while it is scanned."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the layers, or what runs them all."""
+        layers = list(self._modules.values())
+        if not self.__dict__.get("_is_scanning"):
+            return iter(layers)
+        return iter([_AllLayers(layers)])
+
+    def __getitem__(self, index: Any) -> Any:
+        """A slice of all of them is the list."""
+        if isinstance(index, slice) and self.__dict__.get("_is_scanning"):
+            whole = range(len(self._modules))
+            if whole[index] != whole:
+                raise ValueError(
+                    f"FSDPv2: scan_layers=True runs all {len(whole)} layers in one "
+                    f"loop, but the model asks for {index}; leave scan_layers out"
+                )
+            return self
+        return super().__getitem__(index)  # pyright: ignore[reportAttributeAccessIssue] - of the list
+
+
+class _AllLayers:
+    """Equal layers, called as one of them."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._layers = layers
+
+    def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        first = self._layers[0]
+        _check_dropout(first)
+        tables = [_tensors(layer) for layer in self._layers]
+        names = list(tables[0])
+        known = [get_sharding(tables[0][name]) for name in names]
+        stacked = [
+            _stacked([table[name] for table in tables], annotation)
+            for name, annotation in zip(names, known, strict=True)
+        ]
+        given = (args, kwargs)
+        others = [leaf for _, leaf in leaves(given) if torch.is_tensor(leaf)]
+        split = get_sharding(x)
+
+        def run(x: torch.Tensor, others: Tensors, weights: Tensors) -> torch.Tensor:
+            twins = iter(others)
+            args, kwargs = rebuild(
+                given, lambda leaf: next(twins) if torch.is_tensor(leaf) else leaf
+            )
+            used = map(_split, weights, known)
+            table = dict(zip(names, used, strict=True))
+            with stateless._reparametrize_module(first, table, tie_weights=True):
+                out = first(_split(x, split), *args, **kwargs)
+            return _checked(out, x, first)
+
+        return _Scan.apply(run, x, len(others), *others, *stacked)  # pyright: ignore[reportReturnType] - untyped in torch
+
+
+class _Scan(torch.autograd.Function):
+    """Keeps what enters each layer, and computes the rest again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Any, x: torch.Tensor, num_others: int, *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        others, stacked = list(tensors[:num_others]), list(tensors[num_others:])
+
+        def body(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
+            x, *others = carry
+            return [run(x, others, xs), *others], [x * 1]
+
+        (out, *_), (entered,) = loop(body, [x, *others], stacked)
+        ctx.run, ctx.num_others = run, num_others
+        ctx.save_for_backward(entered, *tensors)
+        ctx.split = get_sharding(x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        entered, *tensors = ctx.saved_tensors
+        others, stacked = tensors[: ctx.num_others], tensors[ctx.num_others :]
+        wanted = ctx.needs_input_grad[3:]
+        of_others = [o for o, w in zip(others, wanted, strict=False) if w]
+        learned = [i for i, w in enumerate(wanted[ctx.num_others :]) if w]
+        run, count = ctx.run, len(of_others)
+        marks = [get_sharding(t) for t in stacked]
+
+        def body(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
+            grad, *rest = carry
+            sums, others = rest[:count], rest[count:]
+            x = _split(xs[0], ctx.split).detach().requires_grad_()
+            weights = [w.detach() for w in xs[1:]]
+            given = [o.detach() for o in others]
+            for i in learned:
+                weights[i].requires_grad_()
+            chosen = [o for o, w in zip(given, wanted, strict=False) if w]
+            for one in chosen:
+                one.requires_grad_()
+            with torch.enable_grad():
+                out = run(x, given, weights)
+            asked = [x, *chosen, *(weights[i] for i in learned)]
+            found = torch.autograd.grad(
+                out, asked, _split(grad, ctx.split), materialize_grads=True
+            )
+            added = [s + g for s, g in zip(sums, found[1:], strict=False)]
+            return [found[0], *added, *others], list(found[1 + count :])
+
+        zeros = [torch.zeros_like(o) for o in of_others]
+        (of_x, *rest), kept = loop(
+            body, [grads[0], *zeros, *others], [entered, *stacked], reverse=True
+        )
+        sums, by_weight = iter(rest[:count]), dict(zip(learned, kept, strict=True))
+        for i, value in by_weight.items():
+            _split(value, marks[i])
+        first = [next(sums) if w else None for w in wanted[: ctx.num_others]]
+        return None, of_x, None, *first, *map(by_weight.get, range(len(stacked)))
+
+
+def _stacked(parts: Tensors, known: Annotation | None) -> torch.Tensor:
+    value = torch.stack(parts)
+    if known is None or value.device.type != "xla":
+        return value
+    spec = (None, *known.spec)
+    _torch_xla.mark(value, known.mesh, spec)
+    return remember(value, known.mesh, spec)
+
+
+def _split(value: torch.Tensor, known: Annotation | None) -> torch.Tensor:
+    """The compiler does not look into a loop for how its values are split."""
+    if known is None or value.device.type != "xla":
+        return value
+    _torch_xla.mark(value, known.mesh, known.spec)
+    return remember(value, known.mesh, known.spec)
+
+
+def _tensors(layer: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+
+
+def _check_equal(name: str, layers: list[nn.Module]) -> None:
+    def key(layer: nn.Module) -> list[Any]:
+        named = _tensors(layer).items()
+        return [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in named]
+
+    for i, layer in enumerate(layers):
+        if key(layer) != key(layers[0]):
+            raise ValueError(
+                f"FSDPv2: scan_layers=True needs equal layers, but {name}.{i} has "
+                f"other parameters than {name}.0; leave scan_layers out"
+            )
+
+
+def _check_dropout(layer: nn.Module) -> None:
+    for name, child in layer.named_modules():
+        if isinstance(child, nn.Dropout) and child.training and child.p > 0:
+            raise ValueError(
+                f"FSDPv2: scan_layers=True computes a layer twice, and {name} (p="
+                f"{child.p}) would drop other values the second time; set p=0, or use "
+                f"remat without scan_layers"
+            )
+
+
+def _checked(out: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    if torch.is_tensor(out) and (out.shape, out.dtype) == (x.shape, x.dtype):
+        return out
+    kind = type(layer.__dict__.get("_wrapped", layer)).__name__
+    what = f"{list(out.shape)} {out.dtype}" if torch.is_tensor(out) else type(out)
+    raise ValueError(
+        f"FSDPv2: scan_layers=True needs layers that return what the next one takes, "
+        f"{list(x.shape)} {x.dtype}; {kind} returns {what}. Leave scan_layers out"
+    )

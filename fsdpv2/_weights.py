@@ -1,0 +1,79 @@
+"""The tensors a module computes with: its own, gathered, in another dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from spmd import _torch_xla
+from spmd._mark import get_sharding, remember
+from spmd._mesh import Mesh
+from spmd._spec import Spec
+
+
+def gathered(tensor: torch.Tensor, *, axis: str) -> torch.Tensor:
+    """A parameter as a whole, as far as one axis splits it.
+
+    The compiler gathers where a value is needed, and which of the two operands of a
+    product it moves is its choice. Here it is said that the weight moves.
+
+    Args:
+        tensor: A parameter, or a value computed from one.
+        axis: The axis that shards parameters.
+
+    Returns:
+        A value with the same gradient. The tensor itself if the axis does not split it.
+    """
+    known = get_sharding(tensor)
+    if known is None or tensor.device.type != "xla":
+        return tensor
+    spec = _without(known.spec, axis)
+    if spec == known.spec:
+        return tensor
+    return _Gather.apply(tensor, known.mesh, spec)  # pyright: ignore[reportReturnType] - untyped in torch
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A parameter in another dtype, cast piece by piece where the pieces are.
+
+    Args:
+        tensor: A parameter; what is no floating-point number stays.
+        dtype: The dtype.
+
+    Returns:
+        A value with the same annotation.
+    """
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor
+    value = tensor.to(dtype)
+    known = get_sharding(tensor)
+    if known is not None and tensor.device.type == "xla":
+        _torch_xla.mark(value, known.mesh, known.spec)
+        remember(value, known.mesh, known.spec)
+    return value
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
+        whole = tensor.detach().clone()
+        _torch_xla.optimization_barrier([whole])  # makes it a value: data would move
+        _torch_xla.mark(whole, mesh, spec)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return grads[0], None, None
+
+
+def _without(spec: Spec, axis: str) -> Spec:
+    """A spec with one axis taken out."""
+    found: list[Any] = []
+    for entry in spec:
+        if isinstance(entry, tuple):
+            left = tuple(a for a in entry if a != axis)
+            found.append(left if len(left) > 1 else (left[0] if left else None))
+        else:
+            found.append(None if entry == axis else entry)
+    return tuple(found)
