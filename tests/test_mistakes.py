@@ -155,7 +155,7 @@ def test_a_model_on_the_cpu_or_meta(ends):
     for line, start in zip(printed, starts, strict=True):
         assert line.startswith(start)
     assert last.startswith("ValueError: FSDPv2: parameter weight [8, 8] is on the meta")
-    assert "build the model on the CPU to run it" in last
+    assert "call fsdpv2.materialize(model) to initialise it in place" in last
 
 
 # Wrapping and running
