@@ -5,6 +5,7 @@ imports torch_xla or jax; a value that the user has set wins.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,9 @@ for _flag in (
     if _flag.partition("=")[0] not in _flags:
         os.environ["XLA_FLAGS"] = f"{_flags} {_flag}".strip()
 
+# An address differs from worker to worker, and xdist wants the same names in all.
+_ADDRESS = re.compile(r"at 0x[0-9a-f]+")
+
 # What scripts start from, whatever tests and libraries write to os.environ later on.
 ENVIRONMENT = dict(os.environ)
 
@@ -47,6 +51,13 @@ class ScriptResult:
     def returncode(self) -> int:
         """The same as `rc`, under the name that `subprocess` uses."""
         return self.rc
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names of tests that are other ones in another process."""
+    for item in items:
+        if _ADDRESS.search(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid}: an address in its name; give ids=")
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_attention_with_dropout():
         ((2, 3, 4, 5), (2, 2, 5, 6), torch.matmul),
         ((2, 3, 4, 5), (6, 7), torch.matmul),
     ],
-    ids=str,
+    ids=["linear", "matmul-batch", "matmul-inner"],
 )
 def test_torch_refuses_what_it_refuses_without(a, b, function):
     a, b = torch.ones(a).to("xla"), torch.ones(b).to("xla")
