@@ -7,6 +7,7 @@ The compiler runs in a process of its own: whatever becomes of it ends as a
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class _Job:
         return _compile_cache.key_of(
             {
                 "program": self.program.fingerprint,
+                # Source lines are no part of a program's identity, but of what is shown.
+                "module": hashlib.sha256(self.program.module).hexdigest(),
                 "devices": self.devices,
                 "flags": self.flags,
                 "versions": self.versions,
