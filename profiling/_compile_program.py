@@ -102,7 +102,7 @@ class _Job:
         return _compile_cache.key_of(
             {
                 "program": self.program.fingerprint,
-                # Source lines are no part of a program's identity, but of what is shown.
+                # Source lines are no part of its identity, but of what is shown.
                 "module": hashlib.sha256(self.program.module).hexdigest(),
                 "devices": self.devices,
                 "flags": self.flags,

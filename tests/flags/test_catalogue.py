@@ -1,5 +1,4 @@
 import sys
-import time
 
 import pytest
 
@@ -10,11 +9,9 @@ from flags._library import LIBRARIES, NotInstalledError
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_under_two_seconds_without_a_cache(name, own_cache, needs):
+def test_without_a_cache(name, own_cache, needs):
     needs(name)
-    start = time.perf_counter()
     found = catalogue(name)
-    assert time.perf_counter() - start < 2
     assert len(found.flags) > 200
     assert [file.name.partition("-")[0] for file in own_cache.iterdir()] == [name]
     _catalogue._catalogue.cache_clear()

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
@@ -94,9 +92,7 @@ def test_installed_libraries(name):
     entry = LIBRARIES[name]
     if not entry.installed:
         pytest.skip(f"{name} is not installed")
-    start = time.perf_counter()
     found = {flag.name: flag for flag in read_flags(entry.find()[0], entry.protos)}
-    assert time.perf_counter() - start < 2
     assert found["xla_gpu_autotune_level"].type == "int32"
     assert found["xla_disable_hlo_passes"].repeated
     if TPU_PROTO in entry.protos:
