@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from profiling._compiled import Compiled, CompileError, Memory
     from profiling._device_groups import DeviceGroups
     from profiling._dump import Dump, DumpedProgram
+    from profiling._explain import explain
+    from profiling._finding import Change, Figures, Finding, Fix, Proof
     from profiling._hlo import Attributes, Computation, Instruction, Metadata, Module
     from profiling._load import load_module
     from profiling._loops import Executions, Loop, executions, loops
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
     from profiling._target import Target, targets
     from profiling._timeline import Event, Overlap, Timeline
     from profiling._totals import Total
+    from profiling._verify import Verified, verify
     from profiling._wire_bytes import wire_bytes
 
 _HOME = {
     "Attributes": "_hlo",
+    "Change": "_finding",
     "Chip": "_chip",
     "Collective": "_collective",
     "CollectiveOp": "_collective_ops",
@@ -43,6 +47,9 @@ _HOME = {
     "DumpedProgram": "_dump",
     "Event": "_timeline",
     "Executions": "_loops",
+    "Figures": "_finding",
+    "Finding": "_finding",
+    "Fix": "_finding",
     "HeldTensor": "_memory_use",
     "Instruction": "_hlo",
     "Link": "_chip",
@@ -54,25 +61,30 @@ _HOME = {
     "Moved": "_collective",
     "Overlap": "_timeline",
     "PeakBuffer": "_memory_use",
+    "Proof": "_finding",
     "Schedule": "_schedule",
     "Shape": "_shape",
     "Target": "_target",
     "Timeline": "_timeline",
     "Total": "_totals",
+    "Verified": "_verify",
     "analyse": "_analyse",
     "collective_ops": "_collective_ops",
     "compile": "_compile",
     "compile_many": "_compile",
     "executions": "_loops",
+    "explain": "_explain",
     "load_module": "_load",
     "loops": "_loops",
     "read": "_read",
     "targets": "_target",
+    "verify": "_verify",
     "wire_bytes": "_wire_bytes",
 }
 
 __all__ = [
     "Attributes",
+    "Change",
     "Chip",
     "Collective",
     "CollectiveOp",
@@ -84,6 +96,9 @@ __all__ = [
     "DumpedProgram",
     "Event",
     "Executions",
+    "Figures",
+    "Finding",
+    "Fix",
     "HeldTensor",
     "Instruction",
     "Link",
@@ -95,20 +110,24 @@ __all__ = [
     "Moved",
     "Overlap",
     "PeakBuffer",
+    "Proof",
     "Schedule",
     "Shape",
     "Target",
     "Timeline",
     "Total",
+    "Verified",
     "analyse",
     "collective_ops",
     "compile",
     "compile_many",
     "executions",
+    "explain",
     "load_module",
     "loops",
     "read",
     "targets",
+    "verify",
     "wire_bytes",
 ]
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flags._cli import flags_group
+from profiling._cli_explain import explain_command
 from profiling._cli_inspect import inspect_command
 from profiling._target import Target, targets
 from profiling._target_show import memory_text
@@ -31,6 +32,7 @@ def main() -> None:
     """See what XLA's partitioner makes of a PyTorch step, for any pod."""
 
 
+main.add_command(explain_command)
 main.add_command(inspect_command)
 main.add_command(flags_group(workload_of))
 main.add_command(checkpoint)

@@ -1,0 +1,213 @@
+"""Gradients that are reduced whole, or more often than once a step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from profiling._case import Case
+from profiling._collective import Collective, Moved
+from profiling._finding import Change, Finding, Fix
+from profiling._step_ops import StepOp
+from profiling._step_values import owner
+from profiling._sums import cost_of
+from profiling._why import (
+    over,
+    parameter_code,
+    pattern_of,
+    several,
+    spec_code,
+    split_words,
+)
+from spmd._spec import spec_axes, uneven_dims
+from spmd._value import Value
+
+
+def gradients_all_reduced(case: Case) -> list[Finding]:
+    """Find gradients that are summed whole on every device, to keep a piece.
+
+    Args:
+        case: The step.
+
+    Returns:
+        One finding for each set of axes.
+    """
+    groups: dict[tuple[str, ...], list[tuple[Collective, Value]]] = defaultdict(list)
+    for collective in case.schedule.collectives:
+        if collective.kind != "all-reduce":
+            continue
+        for moved in collective.moved:
+            value = case.values.get(moved.tensor)
+            if moved.role == "gradient reduction" and value is not None:
+                axes = set(spec_axes(value.spec or ())) & set(collective.axes)
+                if axes and not uneven_dims(value.shape, case.mesh, value.spec or ()):
+                    groups[collective.axes].append((collective, value))
+    return [_all_reduced(case, axes, found) for axes, found in groups.items()]
+
+
+def _all_reduced(
+    case: Case, axes: tuple[str, ...], found: Sequence[tuple[Collective, Value]]
+) -> Finding:
+    values = list(dict.fromkeys(v for _, v in found))
+    value = values[0]
+    placed = [a for v in values for a in _placed(case, v)]
+    is_cpu = case.schedule.target is not None and case.schedule.target.kind == "cpu"
+    if placed:
+        cause = (
+            f"an annotation of its gradient says that it is whole over {over(axes)}, "
+            f"so each device sums all of it"
+        )
+    elif is_cpu:
+        cause = "the CPU's compiler has no reduce-scatter: GPUs' and TPUs' do"
+    else:
+        cause = "nothing says that its gradient is split as it is"
+    changes = [(op.number, v.spec or ()) for v in values for op in _placed(case, v)]
+    spec = spec_code(value.spec or ())
+    fix = Fix(
+        text=f"split the gradient of {several(v.name for v in values)} as the weight",
+        code=(
+            f"spmd.mark_sharding({parameter_code(value.name)}, mesh, {spec}, "
+            f"grad={spec})"
+        ),
+        place="where the gradient of the parameter is annotated",
+        change=Change(annotations=tuple(changes)),
+    )
+    cost = cost_of(list(dict.fromkeys(c for c, _ in found)))
+    names = {v.name for v in values}
+    cost["wire_bytes"] = sum(
+        m.wire_bytes * c.num_runs
+        for c in dict.fromkeys(c for c, _ in found)
+        for m in c.moved
+        if m.tensor in names
+    )
+    much = cost["wire_bytes"] >= _SHARE * max(1, case.schedule.wire_bytes)
+    return Finding(
+        kind="gradient-all-reduced",
+        severity="problem" if placed or (much and not is_cpu) else "note",
+        where=several(pattern_of(v.name) for v in values),
+        what=(
+            f"the gradient of {several(v.name for v in values)} is summed whole on "
+            f"every device over {over(axes)}, and a piece of it is kept"
+        ),
+        why=(
+            f"{value.name} {split_words(value)}",
+            cause,
+            "a reduce-scatter sends half as much and leaves each device its piece",
+        ),
+        wanted=False,
+        fix=fix if placed else None,
+        **cost,
+    )
+
+
+_SHARE = 0.1
+"""Of the bytes on the wire, from which on it is a problem that nobody caused."""
+
+
+def _placed(case: Case, value: Value) -> list[StepOp]:
+    """Annotations of a parameter's gradient that do not split it as the parameter."""
+    whole = [
+        op
+        for op in case.annotations
+        if op.shape == value.shape and op.sharding == "{replicated}"
+    ]
+    gradients = weight_gradients(case, value) if whole else []
+    return [op for op in whole if case.ops.behind(op) in gradients]
+
+
+def weight_gradients(case: Case, value: Value) -> list[StepOp]:
+    """Matmuls that make the gradient of a weight.
+
+    Args:
+        case: The step.
+        value: The parameter.
+
+    Returns:
+        One for each use of it.
+    """
+    modules = {op.scope.module for op, name in case.forward_dots if name == value.name}
+    sizes = sorted(value.shape)
+    return [
+        op
+        for op in case.ops.ops
+        if op.is_dot
+        and op.scope.phase == "backward"
+        and op.scope.module in modules
+        and sorted(op.shape) == sizes
+        and not any(case.ops.input_behind(o, ("parameter",)) for o in op.operands)
+    ]
+
+
+def gradients_per_micro_batch(case: Case) -> list[Finding]:
+    """Find gradients that are reduced for each part of the batch.
+
+    Args:
+        case: The step.
+
+    Returns:
+        One finding, or none.
+    """
+    times: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    own: dict[str, list[tuple[Collective, Moved]]] = defaultdict(list)
+    for collective in case.schedule.collectives:
+        for moved in collective.moved:
+            if moved.role == "gradient reduction" and moved.tensor:
+                name = owner(moved.tensor)
+                times[name, collective.axes] += collective.num_runs
+                own[name].append((collective, moved))
+    parts = _micro_batches(case)
+    names = [n for (n, _), count in times.items() if count > 1 and n in parts]
+    if not names:
+        return []
+    collectives = list(dict.fromkeys(c for n in names for c, _ in own[n]))
+    most = max(times[n, c.axes] for n in names for c, _ in own[n])
+    num = max(parts[n] for n in names)
+    return [
+        Finding(
+            kind="gradient-per-micro-batch",
+            severity="problem",
+            where=several(dict.fromkeys(pattern_of(n) for n in names)),
+            what=(
+                f"gradients of {several(names)} are reduced {most} times in a step of "
+                f"{num} micro-batches; once would do"
+            ),
+            why=(
+                f"{names[0]} is used {num} times in the forward pass, each time with "
+                f"rows of its own",
+                "each backward() makes a gradient, which the partitioner reduces "
+                "before it is added to the others",
+            ),
+            wanted=False,
+            fix=Fix(
+                text="run the micro-batches as one batch, if it fits in memory",
+                code="loss = model(torch.cat(batches)).mean(); loss.backward()",
+                place="in place of the loop over micro-batches",
+            ),
+            **cost_of(collectives),
+        )
+    ]
+
+
+def _micro_batches(case: Case) -> dict[str, int]:
+    """Uses of each weight that do not read each other's results."""
+    uses: dict[str, list[StepOp]] = defaultdict(list)
+    for op, name in case.forward_dots:
+        uses[name].append(op)
+    return {
+        name: len(found)
+        for name, found in uses.items()
+        if len(found) > 1 and not _reads(found[1], found[0])
+    }
+
+
+def _reads(op: StepOp, other: StepOp) -> bool:
+    """Whether a value is computed from another."""
+    seen, todo = {op.number}, [op]
+    while todo:
+        for operand in todo.pop().operands:
+            if operand is other:
+                return True
+            if operand.number > other.number and operand.number not in seen:
+                seen.add(operand.number)
+                todo.append(operand)
+    return False

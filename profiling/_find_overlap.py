@@ -1,0 +1,143 @@
+"""Collectives that nothing runs beside, and what is in the way."""
+
+from __future__ import annotations
+
+from profiling._case import Case
+from profiling._collective import Collective
+from profiling._finding import Change, Finding, Fix
+from profiling._hlo import Computation, Instruction
+from profiling._show_words import seconds_text
+from profiling._sums import cost_of
+from profiling._why import several
+
+_SHARE, _ALONE = 0.05, 0.5
+_FLAGS: dict[str, tuple[tuple[str, bool | int | str], ...]] = {
+    "gpu": (("xla_gpu_enable_latency_hiding_scheduler", True),),
+}
+
+
+def synchronous(case: Case) -> list[Finding]:
+    """Find collectives that compute waits for, by what keeps them from being hidden.
+
+    Args:
+        case: The step.
+
+    Returns:
+        At most a note for those that wait for data, and one for those that only stand
+        in the wrong place.
+    """
+    step = case.schedule.step_s or 0.0
+    waited = [
+        c
+        for c in case.schedule.collectives
+        if (c.exposed_s or 0.0) > _ALONE * (c.total_s or 0.0) and c.num_runs == 1
+    ]
+    if sum(c.exposed_s or 0.0 for c in waited) < _SHARE * step or not step:
+        return []
+    beside = _Beside(case)
+    free = [c for c in waited if beside.seconds(c) > 0.5 * (c.exposed_s or 0.0)]
+    bound = [c for c in waited if c not in free]
+    found = []
+    if _long(free, step):
+        found.append(_scheduling(case, free, beside))
+    if _long(bound, step):
+        found.append(_data(bound, beside))
+    return found
+
+
+def _long(collectives: list[Collective], step: float) -> bool:
+    return sum(c.exposed_s or 0.0 for c in collectives) >= _SHARE * step
+
+
+def _scheduling(case: Case, free: list[Collective], beside: _Beside) -> Finding:
+    kind = "" if case.schedule.target is None else case.schedule.target.kind
+    flags = tuple(
+        (n, v) for n, v in _FLAGS.get(kind, ()) if n not in case.schedule.flags
+    )
+    first = max(free, key=lambda c: c.exposed_s or 0.0)
+    text = " ".join(f"--{n}={str(v).lower()}" for n, v in flags)
+    return Finding(
+        kind="synchronous",
+        severity="note",
+        where="scheduling",
+        what=(
+            f"compute waits for {several(c.name for c in free)} though there is other "
+            f"work"
+        ),
+        why=(
+            f"{seconds_text(beside.seconds(first))} of matmuls neither feed "
+            f"{first.name} nor need it",
+            "in the compiler's order they do not stand between its start and its end",
+        ),
+        wanted=True,
+        fix=Fix(
+            text="let the compiler move collectives to where they are hidden",
+            code=f"XLA_FLAGS={text}",
+            place="in the environment, before jax or torch_xla is imported",
+            change=Change(flags=flags),
+        )
+        if flags
+        else None,
+        **cost_of(free),
+    )
+
+
+def _data(bound: list[Collective], beside: _Beside) -> Finding:
+    first = max(bound, key=lambda c: c.exposed_s or 0.0)
+    together = len(first.moved)
+    free = beside.seconds(first)
+    most = f"all matmuls but {seconds_text(free)} of them" if free else "all matmuls"
+    why = [f"{most} feed {first.name} or need its result"]
+    if together > 1:
+        why.append(
+            f"it moves {together} tensors at once, so the first matmul waits for the "
+            f"last of them"
+        )
+    return Finding(
+        kind="synchronous",
+        severity="note",
+        where="data",
+        what=(
+            f"compute waits for {several(c.name for c in bound)}: nothing else is ready"
+        ),
+        why=tuple(why),
+        wanted=True,
+        **cost_of(bound),
+    )
+
+
+class _Beside:
+    """How much matmul time a collective could run beside: neither before nor after."""
+
+    def __init__(self, case: Case) -> None:
+        line = case.schedule.timeline
+        self._entry: Computation = case.schedule.module.entry
+        self._by_name = {i.name: i for i in self._entry.instructions}
+        events = () if line is None else line.events
+        self._matmuls = {
+            self._by_name[e.name]: e.duration_s
+            for e in events
+            if e.kind == "matmul" and e.name in self._by_name
+        }
+        self._users = self._entry.users()
+        self._known: dict[str, float] = {}
+
+    def seconds(self, collective: Collective) -> float:
+        """Seconds of matmuls that do not depend on it, nor it on them."""
+        if collective.name not in self._known:
+            at = self._by_name.get(collective.name)
+            found = 0.0
+            if at is not None:
+                bound = self._all(at, before=True) | self._all(at, before=False)
+                found = sum(s for m, s in self._matmuls.items() if m not in bound)
+            self._known[collective.name] = found
+        return self._known[collective.name]
+
+    def _all(self, at: Instruction, *, before: bool) -> set[Instruction]:
+        seen, todo = {at}, [at]
+        while todo:
+            one = todo.pop()
+            near = one.operands if before else self._users.get(one, ())
+            todo += [i for i in near if i not in seen]
+            seen.update(near)
+        return seen

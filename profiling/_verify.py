@@ -1,0 +1,265 @@
+"""`verify`: compile a step again with each fix, and with all that help."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from profiling._compile_anyway import compile_anyway
+from profiling._compiled import CompileError
+from profiling._edit import changed, noted
+from profiling._end_plan import plan_of
+from profiling._explain import explain
+from profiling._finding import Figures, Finding, Fix, Proof
+from profiling._schedule import Schedule
+from profiling._step_ops import StepOps
+from profiling._target import Target
+from spmd._plan import Plan
+from spmd._program import Program
+
+Progress = Callable[[str, float], None]
+_AS_PLANNED = ("activation-gathered", "batch-replicated")
+"""Kinds whose fix does what the specs ask for: worth offering where it saves memory or
+bytes, though it takes longer at this size of batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What compiling again showed.
+
+    Attributes:
+        findings: Those given; a fix that was tried has its proof, one that does not
+            help is gone.
+        fixes: Texts of the fixes that go together, in the order they were put in.
+        before: The step as it is.
+        after: The step with all of these.
+        program: That step.
+        plan: Its specs, for `spmd.shard_module`; None where no fix changes any.
+        left: Findings of that step.
+    """
+
+    findings: tuple[Finding, ...]
+    fixes: tuple[str, ...]
+    before: Figures
+    after: Figures
+    program: Program
+    plan: Plan | None
+    left: tuple[Finding, ...]
+
+
+def verify(
+    program: Program,
+    schedule: Schedule,
+    findings: Sequence[Finding],
+    *,
+    most: int = 6,
+    progress: Progress | None = None,
+) -> Verified:
+    """Try the fixes of findings.
+
+    Args:
+        program: The traced step.
+        schedule: What it was compiled to, for a target.
+        findings: From `explain`.
+        most: Fixes to try at most; each takes a compile, and one more together with
+            those before it.
+        progress: See `profiling.compile`.
+
+    Returns:
+        Findings with proofs, and the step with all fixes that help.
+
+    Raises:
+        ValueError: A schedule without a target, such as that of a dump.
+    """
+    target = schedule.target
+    if target is None or schedule.compiled is None:
+        raise ValueError(
+            f"{schedule.name}: a schedule that was not compiled here cannot be "
+            f"compiled again; give one of profiling.compile(program, target)"
+        )
+    trial = _Trial(target, progress)
+    tried = [f for f in findings if f.fix is not None and f.fix.change][:most]
+    judged = {id(f): trial.judged(program, schedule, f) for f in tried}
+    helping = [f for f in judged.values() if f.fix is not None]
+    helping.sort(key=_gain)
+    end = trial.together(program, schedule, helping)
+    left = explain(end.program, end.schedule)
+    return Verified(
+        findings=tuple(
+            _with_end(judged.get(id(f), f), end.fixes, left) for f in findings
+        ),
+        fixes=tuple(fix.text for fix in end.fixes),
+        before=figures(schedule),
+        after=figures(end.schedule),
+        program=end.program,
+        plan=plan_of(end.program)
+        if any(fix.parameters or fix.outputs for fix in end.fixes)
+        else None,
+        left=left,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    program: Program
+    schedule: Schedule
+    fixes: tuple[Fix, ...] = ()
+
+
+class _Trial:
+    """Compiles changed programs for one target."""
+
+    def __init__(
+        self,
+        target: Target,
+        progress: Progress | None,
+    ) -> None:
+        self._target = target
+        self._progress = progress
+
+    def judged(self, program: Program, schedule: Schedule, found: Finding) -> Finding:
+        """A finding with its fix proven, or without it."""
+        fix = found.fix
+        if fix is None:
+            return found
+        try:
+            made, after = self._apply(program, schedule, fix)
+        except (CompileError, ValueError) as error:
+            words = str(error).splitlines()[0]
+            return found.with_fix(None, tried=(f"{fix.text}: {words}",))
+        same = _same(explain(made, after), found)
+        proof = Proof(figures(schedule), figures(after), gone=not same)
+        if helps(found, proof):
+            return found.with_fix(dataclasses.replace(fix, proof=proof))
+        found = found.with_fix(None, tried=(f"{fix.text}: {_verdict(proof)}",))
+        if proof.gone and not proof.gains:  # as it is, it is the cheaper way
+            found = dataclasses.replace(found, severity="note")
+        return found
+
+    def together(
+        self, program: Program, schedule: Schedule, helping: Sequence[Finding]
+    ) -> _End:
+        """Put in one fix after the other, as long as each still helps."""
+        end = _End(program, schedule)
+        for wanted in helping:
+            found = next(
+                (
+                    f
+                    for f in explain(end.program, end.schedule)
+                    if _key(f) == _key(wanted)
+                ),
+                None,
+            )
+            if found is None or found.fix is None:
+                continue  # another fix removed it
+            try:
+                made, after = self._apply(end.program, end.schedule, found.fix)
+            except (CompileError, ValueError):
+                continue
+            same = _same(explain(made, after), found)
+            proof = Proof(figures(end.schedule), figures(after), gone=not same)
+            if helps(found, proof):
+                end = _End(made, after, (*end.fixes, found.fix))
+        return end
+
+    def _apply(
+        self, program: Program, schedule: Schedule, fix: Fix
+    ) -> tuple[Program, Schedule]:
+        made = changed(program, fix.change)
+        if fix.outputs:
+            shapes = _shapes(program, fix)
+            notes = noted(made, fix.outputs, shapes)
+            made = dataclasses.replace(made, annotations=notes, module_digest="")
+        flags = {**schedule.flags, **dict(fix.change.flags)}
+        return made, compile_anyway(
+            made, self._target, flags=flags, progress=self._progress
+        )
+
+
+def _with_end(found: Finding, fixes: Sequence[Fix], left: Sequence[Finding]) -> Finding:
+    """Say of a finding without a fix of its own whose fix removes it too."""
+    still = {(f.kind, f.severity) for f in left}
+    if found.fix is not None or not fixes or (found.kind, found.severity) in still:
+        return found
+    return dataclasses.replace(found, goes_with=" and ".join(f.text for f in fixes))
+
+
+def _shapes(program: Program, fix: Fix) -> dict[str, tuple[int, ...]]:
+    """Shape of each module output that a fix annotates."""
+    ops = StepOps(program).ops
+    places = [ops[number] for number, _ in fix.change.values]
+    return {
+        op.scope.module: op.shape
+        for op in reversed(places)
+        if op.scope.module in fix.outputs and op.scope.phase != "backward"
+    }
+
+
+def helps(found: Finding, proof: Proof) -> bool:
+    """Whether a fix is worth offering.
+
+    Args:
+        found: What it is to remove.
+        proof: What compiling again showed.
+
+    Returns:
+        True where the step takes less time, or no more time and less memory or fewer
+        bytes. What the specs of weights and batch ask for may take longer, if it saves
+        memory or bytes: with more rows it is the faster way.
+    """
+    if "time" in proof.gains:
+        return proof.gone or "bytes" in proof.gains or "memory" not in proof.costs
+    if not proof.gone or not proof.gains:
+        return False
+    return "time" not in proof.costs or found.kind in _AS_PLANNED
+
+
+def figures(schedule: Schedule) -> Figures:
+    """What a step costs a device.
+
+    Args:
+        schedule: The step.
+
+    Returns:
+        Its figures.
+    """
+    by_role = {t.key: t.step_wire_bytes for t in schedule.totals("role")}
+    line = schedule.timeline
+    return Figures(
+        wire_bytes=schedule.wire_bytes,
+        memory_bytes=schedule.memory.total_bytes,
+        step_s=schedule.step_s,
+        weight_gather_bytes=by_role.get("weight gather", 0),
+        activation_bytes=sum(
+            by_role.get(r, 0) for r in ("activation", "reshard", "input")
+        ),
+        flops=None if line is None else line.flops,
+    )
+
+
+def _verdict(proof: Proof) -> str:
+    if not proof.gone and not proof.gains:
+        return "it stays as it was"
+    better = f"less {', '.join(proof.gains)}" if proof.gains else "nothing gained"
+    worse = f", but more {', '.join(proof.costs)}" if proof.costs else ""
+    return better + worse
+
+
+def _gain(found: Finding) -> float:
+    """Change of the step's time; most saved first."""
+    proof = found.fix.proof if found.fix else None
+    if proof is None:
+        return 0.0
+    return (proof.after.step_s or 0.0) - (proof.before.step_s or 0.0)
+
+
+def _same(findings: Sequence[Finding], found: Finding) -> list[Finding]:
+    """The same finding, as grave as before, among others."""
+    return [
+        f for f in findings if _key(f) == _key(found) and f.severity == found.severity
+    ]
+
+
+def _key(found: Finding) -> tuple[str, str]:
+    return found.kind, found.where
