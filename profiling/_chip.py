@@ -94,6 +94,11 @@ class Chip:
             view = MappingProxyType(dict(getattr(self, name)))
             object.__setattr__(self, name, view)
 
+    @property
+    def near_hosts(self) -> int:
+        """GPU: hosts that the near link joins, however many GPUs of each are used."""
+        return max(1, self.near_devices // self.devices_per_host)
+
     def flops(self, dtype: str) -> float:
         """Peak of one chip for a dtype.
 

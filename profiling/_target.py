@@ -106,8 +106,7 @@ class Target:
     def near_devices(self) -> int:
         """Devices that the near link joins: an NVLink domain or a slice."""
         if self.kind == "gpu":
-            per_domain = self.chip.near_devices // self.shape[1]
-            return min(self.shape[0], per_domain) * self.shape[1]
+            return min(self.shape[0], self.chip.near_hosts) * self.shape[1]
         return self.num_devices // self.num_slices
 
     @property

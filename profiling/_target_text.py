@@ -122,7 +122,7 @@ def _gpu(text: str, at: int, chip: Chip, shape: tuple[int, ...]) -> tuple[int, .
         )
     hosts, gpus = shape
     if gpus > most:
-        rest = chip.near_devices // most
+        rest = chip.near_hosts
         hint = f"; an NVLink domain of {chip.near_devices} is {chip.name}:{rest}x{most}"
         raise _error(
             text,
@@ -130,7 +130,7 @@ def _gpu(text: str, at: int, chip: Chip, shape: tuple[int, ...]) -> tuple[int, .
             f"{gpus} GPUs a host",
             f"a host of {chip.name} has {most}{hint if rest > 1 else ''}",
         )
-    per_domain = chip.near_devices // gpus
+    per_domain = chip.near_hosts
     if hosts > per_domain and hosts % per_domain:
         raise _error(
             text,

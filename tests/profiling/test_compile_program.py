@@ -374,7 +374,7 @@ def test_every_kind_of_target(target, number, cache):
     [
         ("gb200:36x4", {"topology": "2x18x4"}),
         ("h100:2x8", {"topology": "2x1x8"}),
-        ("h100:2x4", {"topology": "1x2x4"}),
+        ("h100:2x4", {"topology": "2x1x4"}),
         ("cpu:8", {"number": 8}),
         ("v4", {"name": "v4:2x2x1", "options": {"chip_config_name": "megacore"}}),
         ("v5e:16x16", {"options": {"wrap": [True, True, False]}}),
