@@ -53,12 +53,15 @@ def too_late(monkeypatch):
     monkeypatch.setattr(_torch_xla, "device_was_used", lambda: True)
     monkeypatch.setattr(_torch_xla, "seed_was_set", lambda: False)
     gc.collect()
-    before = {id(o) for o in gc.get_objects()}
+    known = gc.get_objects()  # held, so that no new object gets the id of one of them
+    before = {id(o) for o in known}
     monkeypatch.setattr(
         _runtime,
         "_objects",
         lambda: [o for o in gc.get_objects() if id(o) not in before],
     )
+    yield
+    known.clear()
 
 
 def error_of(call) -> str:
