@@ -72,6 +72,7 @@ def recorded(
     if not is_planning():
         for slot in slots:
             _torch_xla.mark_whole(slot.read())
+    live.refresh()
     rates = _device_rates(state)
     _torch_xla_graph.forget_numbers()
     host = HostValues(state)

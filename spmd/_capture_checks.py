@@ -228,19 +228,25 @@ class Live:
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self._names: dict[int, str] = {}
-        self._variables: set[int] = set()
-        self._holders: dict[int, set[int]] = {}
+        self._fn = fn
         # Held, since a handle is an address that is used again once its data is gone.
         kinds = set(_kinds(torch.Tensor))
         self._tensors = [t for t in gc.get_objects() if type(t) in kinds]
         for tensor in self._tensors:
             tensor._fix_weakref()  # the collector knows some that only C++ holds
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again, after some of the tensors were given other data."""
+        self._names: dict[int, str] = {}
+        self._variables: set[int] = set()
+        self._holders: dict[int, set[int]] = {}
+        for tensor in self._tensors:
             handle = _handle(tensor)
             if handle is not None:
                 self._names[handle] = "a tensor made before the step"
                 self._holders.setdefault(handle, set()).add(id(tensor))
-        for name, value in _seen_by(fn):
+        for name, value in _seen_by(self._fn):
             handle = _handle(value)
             if handle is not None:
                 self._names[handle] = name
