@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flags._cli import flags_group
+from profiling._cli_diff import diff_command
 from profiling._cli_explain import explain_command
 from profiling._cli_inspect import inspect_command
+from profiling._cli_tune import tune_command
 from profiling._target import Target, targets
 from profiling._target_show import memory_text
 from profiling._workload import workload_of
@@ -32,8 +34,10 @@ def main() -> None:
     """See what XLA's partitioner makes of a PyTorch step, for any pod."""
 
 
+main.add_command(diff_command)
 main.add_command(explain_command)
 main.add_command(inspect_command)
+main.add_command(tune_command)
 main.add_command(flags_group(workload_of))
 main.add_command(checkpoint)
 

@@ -11,7 +11,13 @@ import click
 from rich.console import Console
 
 from profiling._cli_progress import Steps
-from profiling._cli_values import flags_from, mesh_from, targets_from
+from profiling._cli_values import (
+    flags_from,
+    mesh_from,
+    preset_from,
+    targets_from,
+    with_preset,
+)
 from profiling._compiled import FlagValue
 from profiling._dump import Dump, DumpedProgram
 from profiling._read import read
@@ -19,6 +25,7 @@ from profiling._target import Target
 from profiling._target_fit import fitting
 
 if TYPE_CHECKING:
+    from flags import Preset
     from profiling._outcome import Outcome
     from spmd._program import Program
 
@@ -26,6 +33,7 @@ _EPILOG = """\b
 Examples:
   spmd inspect step.spmd --target h100:2x8
   spmd inspect step.spmd --target h100:2x8 --target v5e:4x4 --html report.html
+  spmd inspect step.spmd --target h100:2x8 --preset gpu-overlap
   spmd inspect /tmp/dump --mesh fsdp=4,tensor=2 --target v5e:2x4
 """
 
@@ -46,7 +54,18 @@ Examples:
 )
 @click.option("--program", "name", help="Which program of a dump; default: largest.")
 @click.option("--mesh", "mesh_text", help="Of a dump: names the axes, fsdp=4,tensor=2.")
-@click.option("--flag", "flag_texts", multiple=True, help="XLA flag, name=value.")
+@click.option(
+    "--preset",
+    "preset_text",
+    metavar="NAME|FILE",
+    help="Flags to compile with, such as gpu-overlap; see spmd flags show.",
+)
+@click.option(
+    "--flag",
+    "flag_texts",
+    multiple=True,
+    help="XLA flag, name=value; wins over the preset's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write data instead of text.")
 @click.option(
     "--html",
@@ -67,6 +86,7 @@ def inspect_command(
     target_file: Path | None,
     name: str | None,
     mesh_text: str | None,
+    preset_text: str | None,
     flag_texts: tuple[str, ...],
     as_json: bool,
     html_path: Path | None,
@@ -82,12 +102,14 @@ def inspect_command(
     """
     targets = targets_from(texts, target_file)
     flags = flags_from(flag_texts)
+    preset = None if preset_text is None else preset_from(preset_text)
     mesh = mesh_from(mesh_text)
     with Steps() as steps:
         with steps.step(f"reading {path}"):
             what = _read(path)
         if isinstance(what, Dump):
             _refuse(flag_texts, "--flag", f"{path} is compiled already")
+            _refuse(preset, "--preset", f"{path} is compiled already")
             chosen = _choose(what, name)
             outcomes = _of_dump(chosen, targets, mesh, steps)
         else:
@@ -95,7 +117,7 @@ def inspect_command(
             _refuse(name, "--program", f"{path} is one program")
             _refuse(mesh, "--mesh", f"{path} has its own, {what.mesh or 'one device'}")
             _check_targets(what, path, targets, target_file)
-            outcomes = _of_program(what, targets, flags, steps)
+            outcomes = _of_program(what, targets, preset, flags, steps)
         pages = _pages(outcomes, html_path, steps)
     if as_json:
         from profiling._outcome import document
@@ -185,6 +207,7 @@ def _check_targets(
 def _of_program(
     program: Program,
     targets: Sequence[Target],
+    preset: Preset | None,
     flags: Mapping[str, FlagValue],
     steps: Steps,
 ) -> tuple[Outcome, ...]:
@@ -194,7 +217,18 @@ def _of_program(
         steps.tick(f"compiling for {target}", elapsed_s)
 
     try:
-        return compiled_outcomes(program, targets, flags=flags, progress=progress)
+        if preset is None:
+            return compiled_outcomes(program, targets, flags=flags, progress=progress)
+        # A preset's values depend on the target, so each has flags of its own.
+        sets = [with_preset(preset, program, target, flags) for target in targets]
+        outcomes: list[Outcome] = []
+        for target, (both, messages) in zip(targets, sets, strict=True):
+            for message in messages:
+                click.echo(message, err=True)
+            outcomes += compiled_outcomes(
+                program, [target], flags=both, progress=progress
+            )
+        return tuple(outcomes)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

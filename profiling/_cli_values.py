@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from flags import NotInstalledError, Preset, options, preset
 from profiling._compiled import FlagValue
 from profiling._target import Target
+
+if TYPE_CHECKING:
+    from spmd._program import Program
 
 _MESH = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(-1|[1-9]\d*)\s*")
 
@@ -63,6 +68,73 @@ def flags_from(texts: Sequence[str]) -> dict[str, FlagValue]:
             raise click.UsageError(f"--flag {text!r}: {name} is given twice")
         flags[name] = value if equals else True
     return flags
+
+
+def preset_from(text: str) -> Preset:
+    """Read ``--preset``.
+
+    Args:
+        text: A preset's name, or a YAML file.
+
+    Returns:
+        The preset.
+
+    Raises:
+        click.UsageError: There is no such preset or file, or the file holds none.
+
+    Example:
+        >>> preset_from("gpu-overlap").backend
+        'gpu'
+    """
+    try:
+        return preset(text)
+    except OSError as error:
+        raise click.UsageError(f"--preset {text}: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"--preset: {error}") from error
+
+
+def with_preset(
+    entry: Preset, program: Program, target: Target, given: Mapping[str, FlagValue]
+) -> tuple[dict[str, FlagValue], tuple[str, ...]]:
+    """A preset's flags for one target, under those of ``--flag``.
+
+    Args:
+        entry: The preset.
+        program: What values are computed from.
+        target: What it is compiled for.
+        given: Flags of ``--flag``, which stay as they are.
+
+    Returns:
+        All flags, and a line for each that the preset would set otherwise.
+
+    Raises:
+        click.UsageError: A preset for something else, a figure of the step that is
+            missing, or a flag that the installed compiler has no option for.
+    """
+    from profiling._workload import workload
+
+    if entry.backend not in {None, target.kind}:
+        raise click.UsageError(
+            f"--preset {entry.name} is for {entry.backend}, --target {target.text} is "
+            f"a {target.kind}; inspect them one by one"
+        )
+    try:
+        figures = workload(program, target)
+        found = dict(options(entry, workload=figures, backend=target.kind))
+    except (NotInstalledError, ValueError) as error:
+        raise click.UsageError(f"--preset {entry.name}: {error}") from error
+    messages = tuple(
+        f"{name} stays at {_value_text(given[name])}, as --flag has it; preset "
+        f"{entry.name} has {_value_text(value)}"
+        for name, value in found.items()
+        if name in given and _value_text(given[name]) != _value_text(value)
+    )
+    return {**found, **given}, messages
+
+
+def _value_text(value: FlagValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def mesh_from(text: str | None) -> dict[str, int] | None:

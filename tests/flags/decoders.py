@@ -24,8 +24,19 @@ SEQ = 1024
 def program(num_devices: int, layers: int, rows: int) -> Program:
     """One SGD step of a decoder in bfloat16, with `rows` rows on each device."""
     mesh = Mesh({"fsdp": num_devices})
+    return _traced((32000, 2048, 16, 5632, layers, SEQ), mesh, rows)
+
+
+@functools.cache
+def copied_program() -> Program:
+    """The same of 2 layers four times as wide, with a copy on each of two hosts."""
+    mesh = Mesh.hybrid(ici={"fsdp": 8}, dcn={"replica": 2})
+    return _traced((32000, 8192, 64, 28672, 2, SEQ), mesh, 1)
+
+
+def _traced(sizes: tuple[int, ...], mesh: Mesh, rows: int) -> Program:
     with spmd.meta_parameters():
-        model = Decoder(32000, 2048, 16, 5632, layers, SEQ).to(torch.bfloat16)
+        model = Decoder(*sizes).to(torch.bfloat16)
     policy = transformer_auto_wrap_policy({"Block"})
     wrapped = FSDPv2(model, mesh, auto_wrap_policy=policy)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
@@ -39,7 +50,7 @@ def program(num_devices: int, layers: int, rows: int) -> Program:
         optimizer.zero_grad()
         return loss
 
-    ids = torch.empty(num_devices * rows, SEQ, dtype=torch.int64, device="meta")
+    ids = torch.empty(mesh.size * rows, SEQ, dtype=torch.int64, device="meta")
     return spmd.trace(step, (ids, ids), model=wrapped, optimizer=optimizer, mesh=mesh)
 
 

@@ -9,6 +9,7 @@ from flags._preset import Preset, PresetFlag, preset, presets, read, write
 from flags._workload import Workload
 
 STEP = Workload(16, 2, layer_bytes=103_000_000, gradient_bytes=500_000_000)
+COPIES = Workload(8, layer_bytes=1946_000_000, num_copy_hosts=2)
 
 
 def saved(tmp_path, text):
@@ -58,6 +59,9 @@ def test_values():
     assert entry.values(one_host) == {
         "xla_gpu_reduce_scatter_combine_threshold_bytes": 8 << 20
     }
+    assert entry.values(COPIES)["xla_gpu_all_reduce_combine_threshold_bytes"] == (
+        256 << 20
+    )
     assert entry.values(Workload(1)) == {}
     assert preset("deterministic").values() == {"xla_gpu_deterministic_ops": True}
 
@@ -201,6 +205,25 @@ def test_every_flag_earns_its_place(name, target):
     for dropped, schedule in found.items():
         assert order(schedule) != order(whole), dropped
         assert schedule.timeline.step_s > whole.timeline.step_s, dropped
+
+
+@pytest.mark.slow
+def test_all_reduces_between_hosts_earn_their_place():
+    import profiling
+    from profiling._workload import workload
+    from tests.flags.decoders import copied_program
+    from tests.profiling.compilers import need
+
+    target = profiling.Target.parse(need("h100:2x8"))
+    step = copied_program()
+    found = {
+        dropped: profiling.compile(step, target, flags=options)
+        for dropped, options in without_each("gpu-overlap", workload(step, target))
+    }
+    whole = found[None]
+    dropped = found["xla_gpu_all_reduce_combine_threshold_bytes"]
+    assert order(dropped) != order(whole)
+    assert dropped.timeline.step_s > 1.01 * whole.timeline.step_s
 
 
 @pytest.mark.slow

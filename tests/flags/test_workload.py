@@ -22,6 +22,19 @@ def test_thresholds(layer, shards, gather, scatter):
     assert (GATHER(step), SCATTER(step)) == (gather, scatter)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shards", "size"),
+    [
+        (436 * 10**6, 8, 64 * MB),
+        (1946 * 10**6, 8, 256 * MB),
+        (103 * 10**6, 8, DEFAULT_BYTES),
+    ],
+)
+def test_all_reduces_carry_a_layers_shard(layer, shards, size):
+    step = Workload(shards, layer_bytes=layer)
+    assert FORMULAS["all_reduce_threshold"](step) == size
+
+
 def test_no_more_than_all_gradients():
     step = Workload(4, layer_bytes=100 * MB, gradient_bytes=8 * MB)
     assert SCATTER(step) == 2 * MB
@@ -36,7 +49,7 @@ def test_the_default_is_xlas():
             assert catalogue(library).flags[flag].default == str(DEFAULT_BYTES)
 
 
-@pytest.mark.parametrize("formula", [GATHER, SCATTER])
+@pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
 def test_a_figure_that_is_missing(formula):
     with pytest.raises(ValueError, match=r"needs Workload\.layer_bytes, which is not"):
         formula(Workload(8))
@@ -44,7 +57,13 @@ def test_a_figure_that_is_missing(formula):
 
 @pytest.mark.parametrize(
     "figures",
-    [{"num_shards": 0}, {"num_hosts": 0}, {"layer_bytes": -1}, {"gradient_bytes": 0}],
+    [
+        {"num_shards": 0},
+        {"num_hosts": 0},
+        {"layer_bytes": -1},
+        {"gradient_bytes": 0},
+        {"num_copy_hosts": 0},
+    ],
 )
 def test_figures_are_above_zero(figures):
     (name,) = figures
@@ -53,11 +72,13 @@ def test_figures_are_above_zero(figures):
 
 
 def test_conditions():
-    one, two = Workload(8), Workload(16, 2)
-    met = {name: (test(one), test(two)) for name, test in CONDITIONS.items()}
+    steps = [Workload(8), Workload(16, 2), Workload(8, num_copy_hosts=2)]
+    met = {name: [test(step) for step in steps] for name, test in CONDITIONS.items()}
     assert met == {
-        "several hosts": (False, True),
-        "one host": (True, False),
-        "several shards": (True, True),
+        "several hosts": [False, True, False],
+        "one host": [True, False, True],
+        "several shards": [True, True, True],
+        "copies on several hosts": [False, False, True],
     }
+    assert not CONDITIONS["copies on several hosts"](Workload(1, num_copy_hosts=2))
     assert not CONDITIONS["several shards"](Workload(1))

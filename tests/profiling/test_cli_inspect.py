@@ -88,6 +88,38 @@ def test_a_flag(small):
     assert "flags: xla_cpu_enable_fast_math=true" in found.stdout
 
 
+def test_a_preset(small, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("flags: {xla_cpu_enable_fast_math: true}", encoding="utf-8")
+    found = run(small, "--target", "cpu:8", "--preset", mine)
+    assert found.exit_code == 0
+    assert "flags: xla_cpu_enable_fast_math=true" in found.stdout
+    flag = ("--flag", "xla_cpu_enable_fast_math=false")
+    found = run(small, "--target", "cpu:8", "--preset", mine, *flag)
+    assert found.exit_code == 0
+    assert "flags: xla_cpu_enable_fast_math=false" in found.stdout
+    assert found.stderr.splitlines()[0] == (
+        "xla_cpu_enable_fast_math stays at false, as --flag has it; preset mine has "
+        "true"
+    )
+
+
+def test_a_preset_and_two_targets(small):
+    args = ("--target", need("h100:1x8"), "--target", "a100:1x8")
+    found = run(small, *args, "--preset", "gpu-overlap", "--json")
+    schedules = json.loads(found.stdout)["schedules"]
+    assert [s["target"]["text"] for s in schedules] == ["h100:1x8", "a100:1x8"]
+    name = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+    assert [s["flags"] for s in schedules] == 2 * [{name: 1024}]
+
+
+def test_a_preset_for_one_of_two_targets(small):
+    args = ("--target", need("h100:1x8"), "--target", "cpu:8")
+    found = run(small, *args, "--preset", "gpu-overlap")
+    assert found.exit_code == 2
+    assert "is for gpu, --target cpu:8 is a cpu" in " ".join(found.stderr.split())
+
+
 def test_a_flag_that_is_refused_is_a_finding(small):
     found = run(small, "--target", "cpu:8", "--flag", "xla_no_such_flag=1")
     assert found.exit_code == 1
@@ -140,6 +172,8 @@ def test_a_target_of_another_size(small):
         (["--target", "h10:1x8"], "did you mean 'h100'"),
         (["--flag", "=1"], "write name=value"),
         (["--flag", "xla_dump_to=x"], "compile uses the xla_dump_ flags itself"),
+        (["--preset", "hlo-dump"], "compile uses the xla_dump_ flags itself"),
+        (["--preset", "no-such"], "--preset: unknown preset 'no-such'"),
         (["--top", "0"], "0 is not in the range"),
         (["--html", "/none/page.html"], "--html /none/page.html: No such file"),
         (["--target-file", "none.yaml"], "none.yaml: No such file"),
@@ -196,6 +230,7 @@ def test_a_file(path):
         (JAX, ["--mesh", "fsdp=4"], "it is for 8 devices, Mesh(fsdp=4) has 4"),
         (JAX, ["--mesh", "fsdp=3,tensor=-1"], "does not divide 8 devices"),
         (JAX, ["--flag", "xla_a=1"], "--flag does not apply"),
+        (JAX, ["--preset", "cpu-debug"], "--preset does not apply"),
         (JAX, ["--program", "step"], "no program 'step' among 3; near: jit_step"),
         ("nowhere", [], "nowhere: No such file or directory"),
         (DATA, [], "no file of an HLO dump"),

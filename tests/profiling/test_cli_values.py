@@ -1,8 +1,19 @@
 import click
 import pytest
 
-from profiling._cli_values import flags_from, mesh_from, targets_from
+import flags
+from profiling._cli_values import (
+    flags_from,
+    mesh_from,
+    preset_from,
+    targets_from,
+    with_preset,
+)
 from profiling._target import Target
+from tests.profiling.compilers import need
+from tests.profiling.one_weight import program
+
+SCATTER = "xla_gpu_reduce_scatter_combine_threshold_bytes"
 
 
 def test_targets():
@@ -62,3 +73,53 @@ def test_no_mesh(text):
 def test_an_axis_twice():
     with pytest.raises(click.UsageError, match="'fsdp=2' is given twice"):
         mesh_from("fsdp=4,fsdp=2")
+
+
+def test_a_preset(tmp_path):
+    assert preset_from("gpu-overlap") is flags.preset("gpu-overlap")
+    file = tmp_path / "mine.yaml"
+    file.write_text("flags: {xla_a: 1}", encoding="utf-8")
+    assert preset_from(str(file)).values() == {"xla_a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("gpu-overlp", "--preset: unknown preset 'gpu-overlp'; did you mean"),
+        ("none.yaml", r"--preset none\.yaml: No such file"),
+    ],
+)
+def test_no_preset(text, match):
+    with pytest.raises(click.UsageError, match=match):
+        preset_from(text)
+
+
+def test_flags_of_a_preset():
+    target = Target.parse(need("h100:1x8"))
+    entry = preset_from("gpu-overlap")
+    found, messages = with_preset(entry, program(8), target, {"xla_a": "1"})
+    # half of the weight's 16 KiB, scattered over 8 devices
+    assert found == {SCATTER: 1024, "xla_a": "1"}
+    assert messages == ()
+
+
+def test_ones_own_flag_wins():
+    target = Target.parse(need("h100:1x8"))
+    entry = preset_from("gpu-overlap")
+    found, messages = with_preset(entry, program(8), target, {SCATTER: "7"})
+    assert found == {SCATTER: "7"}
+    assert messages == (
+        f"{SCATTER} stays at 7, as --flag has it; preset gpu-overlap has 1024",
+    )
+    found, messages = with_preset(entry, program(8), target, {SCATTER: "1024"})
+    assert messages == ()
+
+
+def test_a_preset_for_something_else(tmp_path):
+    entry = preset_from("gpu-overlap")
+    with pytest.raises(click.UsageError, match="is for gpu, --target cpu:8 is a cpu"):
+        with_preset(entry, program(8), Target.parse("cpu:8"), {})
+    file = tmp_path / "mine.yaml"
+    file.write_text("flags: {xla_no_such: true}", encoding="utf-8")
+    with pytest.raises(click.UsageError, match=r"--preset mine: mine: jaxlib .* no"):
+        with_preset(preset_from(str(file)), program(8), Target.parse("cpu:8"), {})
