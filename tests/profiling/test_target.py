@@ -25,7 +25,7 @@ def caret(message: str) -> str:
     ("text", "chips", "devices", "hosts", "near"),
     [
         ("h100:2x8", 16, 16, 2, 8),
-        ("h100:4x2", 8, 8, 4, 2),  # NVLink ends at the host, also of one that is not full
+        ("h100:4x2", 8, 8, 4, 2),  # NVLink ends at the host, full or not
         ("gb200:4x2", 8, 8, 4, 8),  # and joins the hosts of a rack
         ("a100", 8, 8, 1, 8),
         ("gb200:18x4", 72, 72, 18, 72),
