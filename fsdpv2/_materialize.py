@@ -11,6 +11,7 @@ from torch.nn.utils import stateless
 
 from fsdpv2._recipe import Recipe, Recorder
 from spmd import _torch_xla
+from spmd._fulfil import watch
 from spmd._mark import get_sharding
 from spmd._module import named_tensors, to_device
 from spmd._promise import promise
@@ -77,7 +78,8 @@ def materialize(module: M, *, init_fn: InitFn | None = None, seed: int = 0) -> M
         if name in recipes:
             _exchange(buffer, recipes[name].piece(_all(buffer)))
     if runtime() != "jax":
-        to_device(module)
+        return to_device(module)
+    watch(module)
     return module
 
 

@@ -6,7 +6,7 @@ shapes, and a `DeviceArray` remembers the true one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -164,6 +164,35 @@ def put(value: HostValue, target: Value, sharding: Sharding) -> jax.Array:
 
     with jax.enable_x64(True):  # else jax makes int64 an int32
         return jax.make_array_from_callback(whole, sharding, piece)
+
+
+def put_parts(
+    target: Value,
+    sharding: Sharding,
+    pieces: Callable[[Sequence[Index]], Sequence[HostValue]],
+) -> DeviceArray:
+    """Bring a value to the devices from pieces that are all asked for at once.
+
+    Args:
+        target: What it becomes: name, shape and dtype.
+        sharding: How it is split.
+        pieces: Gives the value's parts at indices; called once, with each part that
+            the devices of this process hold.
+
+    Returns:
+        The value.
+    """
+    whole = padded(target.shape, sharding)
+    places = sharding.addressable_devices_indices_map(whole).values()
+    clips = (clipped(i, target.shape) for i in places if i is not None)
+    parts = {_ends(part): part for part in clips}
+    found = dict(zip(parts, pieces(list(parts.values())), strict=True))
+    array = put(lambda index: found[_ends(index)], target, sharding)
+    return DeviceArray(array, target.shape, target.dtype)
+
+
+def _ends(index: Index) -> tuple[tuple[int, int], ...]:
+    return tuple((s.start, s.stop) for s in index)
 
 
 def clipped(index: Index, shape: tuple[int, ...]) -> Index:

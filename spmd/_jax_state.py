@@ -53,7 +53,7 @@ class HollowState:
         """
         tensors = self._tensors()
         same = {n: (id(t), t._version) for n, t in tensors.items()} == self._seen
-        sources = {}
+        sources, same = {}, same and not any(map(_promise.promised, tensors.values()))
         gradients = [name for name in tensors if name.startswith("grad[")]
         for name, tensor in tensors.items():
             promised = _promise.promised(tensor)
@@ -134,9 +134,12 @@ class HollowState:
             device = self._devices.get(name, self._default_device())
             if found is not None and not name.startswith("grad["):
                 _refill(tensor, found.torch(), device)
-            elif waiting and name in waiting and name not in given_back:
+            elif waiting and name in waiting:
+                if name in given_back and not _promise.promised(tensor):
+                    continue
                 whole = tuple(slice(0, d) for d in tensor.shape)
                 _refill(tensor, waiting[name](whole).contiguous(), device)
+                _promise.kept(tensor)
         for name in tensors:
             if name.startswith("grad[") and name in values:
                 for parameter in self._state.with_gradients([name]):

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from spmd import _torch_xla_graph
-from spmd._device_array import DeviceArray, Index, clipped, put
+from spmd._device_array import DeviceArray, Index, put_parts
+from spmd._held import Held
 from spmd._hosts import current_hosts, host_index
 from spmd._jax_state import HollowState
 from spmd._mark import get_sharding, remember
@@ -175,14 +176,8 @@ class JaxStep:
             self._hollow.let_go(besides=set(self._waiting) - {name})
             return
         old = self._arrays[name]
-        parts = {_key(part): part for part in _local_parts(old)}
-        found = dict(zip(parts, pieces(list(parts.values())), strict=True))
-        array = put(
-            lambda index: found[_key(index)],
-            Value(name, "buffer", old.shape, old.dtype),
-            old.array.sharding,
-        )
-        self._arrays[name] = DeviceArray(array, old.shape, old.dtype)
+        target = Value(name, "buffer", old.shape, old.dtype)
+        self._arrays[name] = put_parts(target, old.array.sharding, pieces)
         if self._current is not None:
             names = {v.name for v in self._current.runner.program.inputs}
             if name in names:
@@ -239,10 +234,16 @@ class JaxStep:
     def _put(self, variant: _Variant, sources: dict[str, Any]) -> None:
         runner = variant.runner
         names = {v.name for v in runner.program.inputs}
-        runner.put({n: s for n, s in sources.items() if n in names}, partial=True)
-        # State that this variant does not read waits, on the host, for one that does.
-        self._arrays = {}
-        self._waiting = {n: s for n, s in sources.items() if n not in names}
+        held = {n: s.array for n, s in sources.items() if isinstance(s, Held)}
+        fits = {n: a for n, a in held.items() if n in names and runner.fits(n, a)}
+        late = {n: s for n, s in sources.items() if n in names and n not in fits}
+        runner.put(late, partial=True)
+        runner.adopt(fits)
+        # State that this variant does not read waits for one that does: on the host,
+        # unless a checkpoint was loaded into the devices.
+        self._arrays = {n: a for n, a in held.items() if n not in names}
+        unread = (n for n in sources if n not in names and n not in held)
+        self._waiting = {n: sources[n] for n in unread}
         if _draws(runner):
             runner.put({"rng": _torch_xla_graph.seed()}, partial=True)
 
@@ -340,19 +341,6 @@ def owners_of(*modules: nn.Module) -> list[JaxStep]:
         if step is not None and not wanted.isdisjoint(map(id, model.modules())):
             found.append(step)
     return found
-
-
-def _local_parts(array: DeviceArray) -> list[Index]:
-    """Parts of the whole, without padding, on the devices of this process."""
-    whole = array.array.shape
-    places = array.array.sharding.addressable_devices_indices_map(whole)
-    return [
-        clipped(index, array.shape) for index in places.values() if index is not None
-    ]
-
-
-def _key(index: Index) -> tuple[tuple[int, int], ...]:
-    return tuple((s.start, s.stop) for s in index)
 
 
 def _draws(runner: Runner) -> bool:

@@ -13,6 +13,7 @@ from spmd._mark import get_sharding, mark_sharding, remember
 from spmd._mesh import Mesh
 from spmd._outputs import annotate_outputs
 from spmd._plan import Plan, ResolvedPlan
+from spmd._promise import promised
 from spmd._runtime import device_types, init, runtime
 from spmd._warn import warn_user
 
@@ -40,7 +41,7 @@ def to_device(module: M) -> M:
     """
     init()
     for name, tensor in named_tensors(module):
-        if tensor.device.type == "meta":
+        if tensor.device.type == "meta" and promised(tensor) is None:
             raise ValueError(
                 f"to_device: {name} {list(tensor.shape)} is on the meta device and has "
                 f"no values; call module.to_empty(device='cpu') and initialise it first"

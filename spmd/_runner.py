@@ -215,6 +215,21 @@ class Runner:
                     value.array, self._shardings[index]
                 )
 
+    def fits(self, name: str, value: DeviceArray) -> bool:
+        """Whether `adopt` takes a value as it is, padding included.
+
+        Args:
+            name: Of an input.
+            value: On any devices.
+
+        Raises:
+            ValueError: A name the program does not have.
+        """
+        index = self._index_of(name)
+        target, sharding = self.program.inputs[index], self._shardings[index]
+        same = value.shape == target.shape and value.dtype == target.dtype
+        return same and value.array.shape == _pjrt.padded(target.shape, sharding)
+
     def state_dict(
         self, *, roles: Iterable[Role] = ("parameter", "buffer")
     ) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from spmd._mesh import Mesh
 from spmd._spec import shard_shape, shard_slices
 from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._places import Place
+from spmd.checkpoint._promised import can_promise, promise_from
 from spmd.checkpoint._read import Advance
 from spmd.checkpoint._source import Source
 
@@ -33,7 +34,8 @@ def fill_place(
         source: Where its values are.
         key: What the source calls it; None for the key of the place.
         assign: Take the source's dtype, too.
-        device: Type of the device for a tensor on meta: ``"xla"`` or ``"cpu"``.
+        device: Where a tensor on meta goes: ``"xla"``, ``"cpu"``, or ``"jax"``: into
+            jax's devices, with a promise, if it is split, else to the CPU.
         elsewhere: For tensors whose values are elsewhere, by identity.
         advance: Called with the number of bytes that were read.
     """
@@ -45,6 +47,13 @@ def fill_place(
         return
     dtype = getattr(torch, source.kinds[key][0]) if assign else tensor.dtype
     kind = device if tensor.device.type == "meta" else tensor.device.type
+    if kind == "jax":
+        kind = "meta" if can_promise(tensor) else "cpu"
+    if kind == "meta":
+        if dtype != tensor.dtype:
+            _put(place, tensor, torch.empty_like(tensor, dtype=dtype))
+        promise_from(place.read(), source, key, advance)
+        return
     if kind == "xla":
         value = _split(tensor, source, key, dtype, advance)
     elif tensor.device.type == "cpu" and dtype == tensor.dtype:
@@ -152,7 +161,8 @@ def target_device(tensors: Iterable[torch.Tensor]) -> str:
         tensors: Of one model.
 
     Returns:
-        ``"xla"`` if any is there, or annotated while torch_xla executes.
+        ``"xla"`` if any is there, or annotated while torch_xla executes; ``"jax"`` if
+        any is annotated while jax executes.
     """
     from spmd._runtime import runtime
 
@@ -160,5 +170,5 @@ def target_device(tensors: Iterable[torch.Tensor]) -> str:
         if tensor.device.type == "xla":
             return "xla"
         if tensor.device.type == "meta" and get_sharding(tensor) is not None:
-            return "cpu" if runtime() == "jax" else "xla"
+            return "jax" if runtime() == "jax" else "xla"
     return "cpu"

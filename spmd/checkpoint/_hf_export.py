@@ -16,6 +16,7 @@ from spmd.checkpoint._folder import Folder, folder_at
 from spmd.checkpoint._hf_names import Group, tied_targets, to_files, unwrapped
 from spmd.checkpoint._places import Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
+from spmd.checkpoint._promised import promised_values
 from spmd.checkpoint._safetensors import (
     INDEX,
     MAX_FILE_BYTES,
@@ -103,7 +104,8 @@ class _Weights:
             self._tensors[kept] = place.read()
         several = team.count > 1
         values = _jax_values.gathered if several else _jax_values.elsewhere
-        self._elsewhere = values(model)
+        promised = promised_values(self._tensors.values(), whole=several)
+        self._elsewhere = {**promised, **values(model)}
         if any(t.device.type == "xla" for t in self._tensors.values()):
             from spmd import _torch_xla_graph
 

@@ -21,6 +21,7 @@ from spmd.checkpoint._hf_names import Group, to_model, unwrapped
 from spmd.checkpoint._match import match
 from spmd.checkpoint._places import Place, Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
+from spmd.checkpoint._promised import keep_on_use
 from spmd.checkpoint._read import Advance
 from spmd.checkpoint._safetensors import SafetensorsSource, num_bytes
 from spmd.checkpoint._source import Kind, Source
@@ -91,6 +92,7 @@ def from_hf(
                 elsewhere=elsewhere,
                 advance=advance,
             )
+    keep_on_use(model)
     return to_device(model) if device == "xla" and not elsewhere else model
 
 

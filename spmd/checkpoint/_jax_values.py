@@ -35,7 +35,7 @@ def elsewhere(*modules: nn.Module) -> dict[int, Reader]:
         arrays, waiting = step.arrays(), step.waiting()
         for name, tensor in _hollow(step).items():
             if arrays is not None and name in arrays:
-                found[id(tensor)] = _reader(arrays[name])
+                found[id(tensor)] = reader_of(arrays[name])
             elif name in waiting:
                 found[id(tensor)] = _host_reader(waiting[name], tuple(tensor.shape))
     return found
@@ -55,7 +55,7 @@ def gathered(*modules: nn.Module) -> dict[int, Reader]:
         arrays, waiting = step.arrays() or {}, step.waiting()
         for name, tensor in _hollow(step).items():
             if name in arrays and not arrays[name].array.is_fully_addressable:
-                found[id(tensor)] = _gathered(arrays[name].torch)
+                found[id(tensor)] = gathering(arrays[name].torch)
             elif name in waiting:
                 source, shape = waiting[name], tuple(tensor.shape)
                 found[id(tensor)] = _host_reader(source, shape, team=Team())
@@ -86,7 +86,12 @@ def _hollow(step: JaxStep) -> dict[str, torch.Tensor]:
     return {n: t for n, t in step.tensors().items() if t.device.type == "meta"}
 
 
-def _reader(array: object) -> Reader:
+def reader_of(array: object) -> Reader:
+    """The parts of a value in the devices that this process writes.
+
+    Args:
+        array: A `DeviceArray`.
+    """
     import numpy as np
 
     from spmd._device_array import DeviceArray, as_torch, clipped
@@ -107,7 +112,13 @@ def _reader(array: object) -> Reader:
     return read
 
 
-def _gathered(fetch: Callable[[], torch.Tensor]) -> Reader:
+def gathering(fetch: Callable[[], torch.Tensor]) -> Reader:
+    """All of a value.
+
+    Args:
+        fetch: Gives it, in every process.
+    """
+
     def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
         whole = fetch()
         yield (0,) * whole.ndim, whole
@@ -131,23 +142,40 @@ def _host_reader(
 
 def _refill(step: JaxStep, name: str, dtype: torch.dtype) -> Refill:
     def refill(source: Source, key: str, advance: Advance) -> None:
-        def pieces(parts: Sequence[tuple[slice, ...]]) -> list[torch.Tensor]:
-            offsets = [tuple(s.start for s in part) for part in parts]
-            boxes = [
-                torch.empty([s.stop - s.start for s in part], dtype=dtype)
-                for part in parts
-            ]
-            regions = [
-                ((offset, tuple(box.shape)), box)
-                for offset, box in zip(offsets, boxes, strict=True)
-                if box.numel()
-            ]
-            source.fill(key, regions, advance=advance)
-            return boxes
-
-        step.replace(name, pieces)
+        step.replace(name, reading(source, key, dtype, advance))
 
     return refill
+
+
+def reading(
+    source: Source, key: str, dtype: torch.dtype, advance: Advance
+) -> Callable[[Sequence[tuple[slice, ...]]], list[torch.Tensor]]:
+    """What reads parts of a tensor.
+
+    Args:
+        source: Where it is.
+        key: What the source calls it.
+        dtype: What it becomes.
+        advance: Called with the number of bytes that were read.
+
+    Returns:
+        A function from indices to CPU tensors.
+    """
+
+    def pieces(parts: Sequence[tuple[slice, ...]]) -> list[torch.Tensor]:
+        offsets = [tuple(s.start for s in part) for part in parts]
+        boxes = [
+            torch.empty([s.stop - s.start for s in part], dtype=dtype) for part in parts
+        ]
+        regions = [
+            ((offset, tuple(box.shape)), box)
+            for offset, box in zip(offsets, boxes, strict=True)
+            if box.numel()
+        ]
+        source.fill(key, regions, advance=advance)
+        return boxes
+
+    return pieces
 
 
 def seed(model: nn.Module) -> int | None:

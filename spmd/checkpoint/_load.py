@@ -27,6 +27,7 @@ from spmd.checkpoint._match import Match, match
 from spmd.checkpoint._objects import ABSENT, has_state, set_state_of
 from spmd.checkpoint._places import Places, extra_places, join, model_places
 from spmd.checkpoint._progress import progress as progress_bar
+from spmd.checkpoint._promised import keep_on_use
 from spmd.checkpoint._read import Advance
 from spmd.checkpoint._source import Source, source_at
 from spmd.checkpoint._team import current_team
@@ -68,8 +69,11 @@ def load(
 
     Every tensor stays on its device and split as it is, on whatever mesh that is; the
     host holds one tensor's pieces at a time. A model on the meta device gets its
-    values where its annotations say. An optimizer may be new: its state is created
-    split as its parameters are. Keys and shapes are compared before anything changes.
+    values where its annotations say. With ``spmd.init(runtime="jax")`` they and the
+    optimizer's moments go straight into jax's devices; the tensors stay on meta until a
+    step takes the values over, or something outside a step asks for them. An optimizer
+    may be new: its state is created split as its parameters are. Keys and shapes are
+    compared before anything changes.
 
     Args:
         path: A checkpoint (a folder or fsspec URL), or a file that `torch.save` wrote,
@@ -125,6 +129,7 @@ def load(
             load_optimizer(
                 model, optimizer, source, saved, elsewhere=elsewhere, advance=advance
             )
+    keep_on_use(model, optimizer, *wanted.values())
     returned = _extra(source, wanted)
     for thing, (what, state) in rest:
         set_state_of(thing, state, what)

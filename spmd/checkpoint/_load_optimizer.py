@@ -10,10 +10,12 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from spmd._mark import get_sharding, remember
+from spmd._runtime import runtime
 from spmd.checkpoint._fill import fill_place
 from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._objects import HOW_TO_RUN
 from spmd.checkpoint._places import Place, optimizer_names, optimizer_places
+from spmd.checkpoint._promised import can_promise
 from spmd.checkpoint._read import Advance
 from spmd.checkpoint._source import Source
 
@@ -115,8 +117,9 @@ def load_optimizer(
             for entry in sorted(tensors - kept):
                 kind = source.kinds[f"optimizer.{name}.{entry}"]
                 _make_room(table, entry, parameter, kind, group)
+    device = "jax" if runtime() == "jax" else "xla"
     for place in optimizer_places(model, optimizer):
-        fill_place(place, source, device="xla", elsewhere=elsewhere, advance=advance)
+        fill_place(place, source, device=device, elsewhere=elsewhere, advance=advance)
     for group, theirs in zip(optimizer.param_groups, saved["groups"], strict=True):
         for key, value in theirs.items():
             if key not in HOW_TO_RUN:
@@ -134,6 +137,9 @@ def _make_room(
     dtype, shape = getattr(torch, kind[0]), kind[1]
     stays = entry == "step" and not (group.get("capturable") or group.get("fused"))
     device = torch.device("cpu") if stays else parameter.device
+    if runtime() == "jax":  # moments go where the step wants them
+        split = shape == tuple(parameter.shape) and can_promise(parameter)
+        device = torch.device("meta" if split else "cpu")
     held = table.get(entry)
     if not torch.is_tensor(held) or tuple(held.shape) != shape:
         held = None

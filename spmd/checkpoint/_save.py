@@ -26,6 +26,7 @@ from spmd.checkpoint._places import (
     optimizer_places,
 )
 from spmd.checkpoint._progress import progress as progress_bar
+from spmd.checkpoint._promised import promised_values
 from spmd.checkpoint._shards import Reader, boxes
 from spmd.checkpoint._team import Team, current_team, shared_token
 from spmd.checkpoint._write import Advance, Box, packed, write_part
@@ -168,11 +169,12 @@ def _snapshot(
 
     places = Places.of(all_places())
     found = [(place.key, place.read()) for place in places.first]
+    elsewhere = {**promised_values(t for _, t in found), **elsewhere}
     for key, tensor in found:
         if tensor.device.type == "meta" and id(tensor) not in elsewhere:
             raise ValueError(
                 f"save: {key} {list(tensor.shape)} is on the meta device and has no "
-                f"values to save"
+                f"values to save; load a checkpoint or call fsdpv2.materialize first"
             )
     if any(tensor.device.type == "xla" for _, tensor in found):
         from spmd import _torch_xla_graph

@@ -19,10 +19,10 @@ from tests.on_device import piece_shapes, split_by, sync
 NUM_STEPS = 5
 VOCAB, SEQ, ROWS = 128, 16, 8
 LOSS_TOLERANCE = 1e-5
-# Of the largest entry of a gradient. The first step sees the same weights: only the order
-# of sums differs. Then AdamW divides by the size of each gradient, so where one is next
-# to nothing, rounding becomes a step of up to the learning rate in one weight; what that
-# does to others' gradients depends on the machine's vector units (1.1e-4 was seen).
+# Of the largest entry of a gradient. The first step sees the same weights: only the
+# order of sums differs. Then AdamW divides by the size of each gradient, so where one
+# is next to nothing, rounding becomes a step of up to the learning rate in one weight;
+# what that does to others depends on the machine's vector units (1.1e-4 was seen).
 FIRST_TOLERANCE, LATER_TOLERANCE = 1e-5, 3e-4
 # A gradient whose largest entry is below this is rounding noise, as that of a key's
 # bias is, which attention does not depend on.

@@ -205,6 +205,18 @@ def test_state_can_be_put_again(sgd):
     assert float(loss) == pytest.approx(losses[0], rel=1e-5)
 
 
+def test_what_another_runner_holds_fits_or_not(sgd, hybrid):
+    runner, other = sgd[0].runner(), hybrid[0].runner()
+    runner.put(start(), partial=True)
+    held = runner.held()
+    assert sgd[0].runner().fits("w", held["w"])
+    assert other.fits("w", held["w"])  # 16 rows, over 8 and over 4
+    assert not other.fits("b", held["b"])  # padded to 16, and 9
+    assert not other.fits("w", held["b"])
+    with pytest.raises(ValueError, match="q"):
+        other.fits("q", held["b"])
+
+
 def test_local_shards_leave_padding_out(sgd):
     runner = sgd[0].runner()
     runner.put({"b": np.arange(9, dtype=np.float32)}, partial=True)
