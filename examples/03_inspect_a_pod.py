@@ -35,9 +35,9 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
 LAYERS = 32
-# A TPU's compiler takes about a minute for one layer, and longer for each further one, as
-# the step is unrolled: so the default is a shallow model. A layer does the same in a deep
-# one, but the embedding and the head weigh more here.
+# A TPU's compiler takes about a minute for one layer, and longer for each further one,
+# as the step is unrolled: so the default is a shallow model. A layer does the same in a
+# deep one, but the embedding and the head weigh more here.
 TPU_LAYERS = 1
 SEQ = 2048  # tokens of a row; one row for each device. Attention scores of all layers
 # are kept for the backward pass, and they grow with its square

@@ -62,14 +62,18 @@ def test_the_bytes_of_a_pod(run_script: RunScript) -> None:
     """Two weights are gathered in the forward pass, one again in the backward pass."""
     weight, biases = 4096 * 16384 * 4 * 15 // 16, (4096 + 16384) * 4 * 15 // 16
     gathered, reduced = 3 * weight + biases, 2 * weight + biases
-    result = run_script(block_with("profiling.compile"), env={**QUIET, "PJRT_DEVICE": None})
+    result = run_script(
+        block_with("profiling.compile"), env={**QUIET, "PJRT_DEVICE": None}
+    )
     lines = result.stdout.splitlines()[:2]
     assert lines == [f"weight gather 4 {gathered}", f"gradient reduction 2 {reduced}"]
     assert all(f"`{line}`" in README for line in lines)
 
 
 def test_a_checkpoint_comes_back_without_a_mesh(run_script: RunScript) -> None:
-    result = run_script(block_with("checkpoint.Manager"), env={**QUIET, "PJRT_DEVICE": None})
+    result = run_script(
+        block_with("checkpoint.Manager"), env={**QUIET, "PJRT_DEVICE": None}
+    )
     assert result.stdout.splitlines() == ["[100, 200]", "200"]
 
 
