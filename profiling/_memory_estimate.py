@@ -141,7 +141,7 @@ class _Places:
         if not buffer.is_table:
             for place in self._open.candidates(buffer):
                 if self._fits(buffer, place):
-                    place.lives += buffer.lives
+                    self._open.put(buffer.lives, place)
                     return
         if buffer.is_output:
             place = _Place(buffer.num_bytes, list(buffer.lives))
@@ -219,35 +219,51 @@ class _Place:
 
 
 class _Open:
-    """Places that further values may lie in; asks few of them, by what they hold first.
+    """Places that further values may lie in; asks few of them.
 
     A large step has thousands of buffers and as many places, nearly all of which are
-    taken all the time.
+    taken all the time: so the times are kept as columns.
     """
 
     def __init__(self) -> None:
         self._places: list[_Place] = []
-        self._known = np.empty((0, 3), np.int64)  # bytes, start and end of the first
+        self._numbers: dict[_Place, int] = {}
+        self._sizes: list[int] = []
+        self._taken = np.empty((64, 3), np.int64)  # place, start and end of each life
+        self._num_taken = 0
 
     def add(self, place: _Place) -> None:
+        self._numbers[place] = len(self._places)
         self._places.append(place)
+        self._sizes.append(place.num_bytes)
+        self._take(place, place.lives)
+
+    def put(self, lives: list[Life], place: _Place) -> None:
+        """Let values lie in a place."""
+        place.lives += lives
+        self._take(place, lives)
+
+    def _take(self, place: _Place, lives: list[Life]) -> None:
+        number, end = self._numbers[place], self._num_taken + len(lives)
+        while end > len(self._taken):
+            self._taken = np.concatenate((self._taken, np.empty_like(self._taken)))
+        rows = [(number, life.start, life.end) for life in lives]
+        self._taken[self._num_taken : end] = rows
+        self._num_taken = end
 
     def candidates(self, buffer: Buffer) -> Iterator[_Place]:
-        """Places that are large enough, and free as far as their first value says.
+        """Places that are large enough, and not taken during the first value's life.
 
         Yields:
             Places, the newest first.
         """
-        missing = self._places[len(self._known) :]
-        if missing:
-            new = [(p.num_bytes, p.lives[0].start, p.lives[0].end) for p in missing]
-            self._known = np.concatenate((self._known, np.array(new, np.int64)))
-        sizes, starts, ends = self._known.T
-        life = buffer.lives[0]
-        size = buffer.num_bytes
+        places, starts, ends = self._taken[: self._num_taken].T
+        life, size = buffer.lives[0], buffer.num_bytes
+        sizes = np.array(self._sizes, np.int64)
         fits = sizes == size if buffer.is_output else sizes >= size
-        free = np.maximum(starts, life.start) >= np.minimum(ends, life.end)
-        for index in np.flatnonzero(fits & free)[::-1].tolist():
+        meets = np.maximum(starts, life.start) < np.minimum(ends, life.end)
+        fits[places[meets]] = False
+        for index in np.flatnonzero(fits)[::-1].tolist():
             yield self._places[index]
 
 
