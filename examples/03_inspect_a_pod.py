@@ -1,7 +1,7 @@
 """See what two hosts of 8 H100 would do with Llama 3 8B, on a machine without any.
 
     python examples/03_inspect_a_pod.py                      # h100:2x8, about a minute
-    python examples/03_inspect_a_pod.py --target v5e:4x4     # a TPU slice, 1 layer
+    python examples/03_inspect_a_pod.py --target v5e:4x4     # a TPU slice, 4 layers
 
 The model is built from its sizes alone and never has data. One training step of it is
 traced for the mesh, compiled by the target's own compiler, and written as a report:
@@ -35,10 +35,10 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
 LAYERS = 32
-# A TPU's compiler takes about a minute for one layer, and longer for each further one,
-# as the step is unrolled: so the default is a shallow model. A layer does the same in a
-# deep one, but the embedding and the head weigh more here.
-TPU_LAYERS = 1
+# A TPU's compiler takes about ten seconds for each layer of an unrolled step, so the
+# default there is a shallow model. A layer does the same in a deep one, but there the
+# embedding and the head weigh less.
+TPU_LAYERS = 4
 SEQ = 2048  # tokens of a row; one row for each device. Attention scores of all layers
 # are kept for the backward pass, and they grow with its square
 
