@@ -89,7 +89,15 @@ def test_annotations_have_a_place_too(program):
 
 
 def test_nearly_everything_has_a_place(program):
-    kinds = ("multiply", "add", "reduce", "transpose", "dot_general", "divide")
+    kinds = (
+        "multiply",
+        "add",
+        "reduce",
+        "transpose",
+        "dot_general",
+        "divide",
+        "select",
+    )
     found = [one for kind in kinds for one in where(program, kind)]
     named = [one for one in found if one[0] and one[2]]
     assert len(named) >= 0.95 * len(found)
