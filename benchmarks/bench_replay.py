@@ -3,12 +3,13 @@
     python benchmarks/bench_replay.py
 
 Host time is what the call takes until Python goes on, with the devices idle before it:
-the time for which a fast device would wait. All three train the same decoder with AdamW
-and take turns; jax.jit is given the same number of arrays, donated too. The second
-table is peak memory with and without donation, each in a process of its own.
+the time for which a fast device would wait. All three train the same decoder with
+AdamW, each in a process of its own, and take turns; jax.jit is given the same number of
+arrays, donated too. The second table is peak memory with and without donation.
 """
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -45,7 +46,8 @@ import spmd
 
 SMALL = {"vocab": 64, "dim": 64}  # so that the arrays count and not what is in them
 LARGE = {"layers": 2, "vocab": 16384, "dim": 1024}  # 55 million parameters
-CALLS = 4  # in a row of one kind; the first does not count
+KINDS = ("lazily", "replay", "jax.jit")
+CALLS = 5  # in a row of one kind; the first does not count
 MIB = 2**20
 
 
@@ -59,51 +61,85 @@ def host_milliseconds(run: Callable[[], object], wait: Callable[[], object]) -> 
     return 1e3 * taken
 
 
-def dispatch(layers: int, rounds: int) -> tuple[int, dict[str, list[float]]]:
-    """Number of arrays, and host milliseconds of each call by name."""
+def training(
+    kind: str, layers: int
+) -> tuple[Callable[[], object], Callable[[], object], int | None]:
+    """A step of one kind, what waits for its devices, and jax's number of arrays."""
     torch.manual_seed(0)
     model = Decoder(layers=layers, **SMALL)
-    weights = {n: p.clone() for n, p in model.state_dict().items()}
     tokens = torch.randint(SMALL["vocab"], (DEVICES, 8))
-    jax_step, state, jax_batch = jax_training(model, tokens, layers=layers)
-    num_arrays = len(jax.tree.leaves(state)) + 2  # the batch, and the learning rate
+    if kind == "jax.jit":
+        jax_step, state, jax_batch = jax_training(model, tokens, layers=layers)
+
+        def jit() -> object:
+            nonlocal state
+            state, loss = jax_step(state, jax_batch, LR)
+            return loss
+
+        num_arrays = len(jax.tree.leaves(state)) + 2  # the batch, and the learning rate
+        return jit, lambda: jax.block_until_ready(state), num_arrays
     fn, wrapped, optimizer, batch = torch_training(model, tokens)
-    step = spmd.compile_step(fn, model=wrapped, optimizer=optimizer)
+    if kind == "replay":
+        step = spmd.compile_step(fn, model=wrapped, optimizer=optimizer)
+        return lambda: step(batch), xm.wait_device_ops, None
+    spmd.prime_optimizer(optimizer)
+    optimizer.param_groups[0]["lr"] = torch.tensor(LR).to("xla")
 
-    other = Decoder(layers=layers, **SMALL)
-    other.load_state_dict(weights)
-    lazy_fn, _, lazy_optimizer, _ = torch_training(other, tokens)
-    spmd.prime_optimizer(lazy_optimizer)
-    lazy_optimizer.param_groups[0]["lr"] = torch.tensor(LR).to("xla")
-    losses: dict[str, Any] = {}
-
-    def lazy() -> None:
-        losses["lazy"] = lazy_fn(batch).detach()
+    def lazy() -> object:
+        loss = fn(batch).detach()
         torch_xla.sync()
+        return loss
 
-    def replay() -> None:
-        losses["replay"] = step(batch)
+    return lazy, xm.wait_device_ops, None
 
-    def jit() -> None:
-        nonlocal state
-        state, losses["jit"] = jax_step(state, jax_batch, LR)
 
-    def wait_for_jax() -> None:
-        jax.block_until_ready(state)
+def work(kind: str, layers: int) -> None:
+    """Run `CALLS` steps for each line of the standard input; a line of JSON each."""
+    call, wait, num_arrays = training(kind, layers)
+    losses: list[Any] = []
 
-    calls = {
-        "lazily": (lazy, xm.wait_device_ops),
-        "replay": (replay, xm.wait_device_ops),
-        "jax.jit": (jit, wait_for_jax),
+    def step() -> None:
+        losses.append(call())
+
+    for _ in sys.stdin:
+        losses.clear()
+        times = [host_milliseconds(step, wait) for _ in range(CALLS)]
+        found = [float(loss) for loss in losses]
+        answer = {"arrays": num_arrays, "times": times, "losses": found}
+        print(json.dumps(answer), flush=True)
+
+
+def dispatch(layers: int, rounds: int) -> tuple[int, dict[str, list[float]]]:
+    """Number of arrays, and host milliseconds of each call by kind.
+
+    Each kind has a process of its own, as users run it: in a shared one the recording
+    of the lazy steps leaves holes in the heap, which slow what runs next.
+    """
+    workers = {
+        kind: subprocess.Popen(
+            [sys.executable, __file__, "--work", kind, "--layers", str(layers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for kind in KINDS
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    num_arrays = 0
     for i in range(rounds + 1):
-        for name, (call, wait) in calls.items():
-            taken = [host_milliseconds(call, wait) for _ in range(CALLS)]
-            if i > 0:  # the first compile
-                times[name] += taken[1:]  # the first cleans up after another kind
-        found = [float(loss) for loss in losses.values()]
-        same_losses(found, found[:1] * len(found))
+        losses = []
+        for kind, worker in workers.items():
+            assert worker.stdin is not None and worker.stdout is not None
+            print(file=worker.stdin, flush=True)
+            answer = json.loads(worker.stdout.readline())
+            num_arrays = answer["arrays"] or num_arrays
+            losses.append(answer["losses"])
+            if i > 0:  # the first compiles
+                times[kind] += answer["times"][1:]  # the first warms up again
+        for found in losses:
+            same_losses(found, losses[0])
+    for worker in workers.values():
+        worker.communicate()
     return num_arrays, times
 
 
@@ -185,12 +221,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 16, 32])
     parser.add_argument("--memory", choices=["donate", "keep"], help=argparse.SUPPRESS)
+    parser.add_argument("--work", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     spmd.init(cpu_devices=DEVICES)
     if args.memory:
         memory(donate=args.memory == "donate")
         return
     jax.config.update("jax_num_cpu_devices", DEVICES)
+    if args.work:
+        work(args.work, args.layers[0])
+        return
     console = Console()
     console.print(dispatch_table(args.layers, args.rounds))
     console.print(memory_table())
