@@ -10,6 +10,7 @@ import torch
 
 from spmd import _hosts
 from spmd._batch_spec import BatchSpec, Leaf, batch_rows, choose, left_text
+from spmd._host_spans import DATA, span
 from spmd._leaf import cut
 from spmd._mark import (
     check_even,
@@ -101,10 +102,11 @@ def shard_batch(
         UserWarning: Names all tensors that the batch axes do not split, because their
             leading dim is not the one most tensors have.
     """
-    plan = plan_batch(batch, mesh, spec, pad=pad, pad_values=pad_values)
-    if plan.left:
-        warnings.warn(plan.left, stacklevel=2)
-    return send(plan)
+    with span(DATA):
+        plan = plan_batch(batch, mesh, spec, pad=pad, pad_values=pad_values)
+        if plan.left:
+            warnings.warn(plan.left, stacklevel=2)
+        return send(plan)
 
 
 def plan_batch(

@@ -26,6 +26,7 @@ from spmd._capture_checks import (
     explained,
 )
 from spmd._host_reads import refuse_host_reads, without_hf_mask_read
+from spmd._host_spans import TRACE, span
 from spmd._planning import is_planning
 from spmd._preserve import preserving_in_trace
 from spmd._prime import tensor_factors
@@ -79,7 +80,7 @@ def recorded(
     fallbacks = _torch_xla_graph.fallback_ops()
     with _put_back(state, slots) as (objects, originals), _batch_kept(batch) as data:
         try:
-            with explained(state), _tracing(state, rates, batch):
+            with span(TRACE), explained(state), _tracing(state, rates, batch):
                 result = fn(*args, **kwargs)
                 check_rates(state, rates)
             host.check()

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from spmd._host_spans import WAIT, span
 from spmd._pjrt import Sharding, padded
 from spmd._value import STORED_AS, Value
 
@@ -49,11 +50,12 @@ class DeviceArray:
             A new array of `shape`; bfloat16 and float8 as ml_dtypes has them.
         """
         array = self.array
-        if array.is_fully_addressable or array.is_fully_replicated:
-            whole = np.asarray(array)
-        else:
-            with jax.enable_x64(True):
-                whole = multihost_utils.process_allgather(array, tiled=True)
+        with span(WAIT):
+            if array.is_fully_addressable or array.is_fully_replicated:
+                whole = np.asarray(array)
+            else:
+                with jax.enable_x64(True):
+                    whole = multihost_utils.process_allgather(array, tiled=True)
         return np.array(whole[tuple(slice(0, d) for d in self.shape)])
 
     def torch(self) -> torch.Tensor:
@@ -85,7 +87,8 @@ class DeviceArray:
         Returns:
             Itself.
         """
-        self.array.block_until_ready()
+        with span(WAIT):
+            self.array.block_until_ready()
         return self
 
     def item(self) -> Any:

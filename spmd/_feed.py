@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from spmd._device_array import Index, as_numpy, clipped, put
+from spmd._host_spans import DATA, span
 from spmd._names import dotted
 from spmd._pjrt import Device, Sharding, padded
 from spmd._program import Program
@@ -48,10 +49,11 @@ def feed(
             f"the batch lacks {some(missing)}, which program {program.name!r} reads; "
             f"it has {has}"
         )
-    return {
-        i: _placed(given[v.name], v, program, order, shardings[i])
-        for i, v in wanted.items()
-    }
+    with span(DATA):
+        return {
+            i: _placed(given[v.name], v, program, order, shardings[i])
+            for i, v in wanted.items()
+        }
 
 
 def some(names: Iterable[str]) -> str:

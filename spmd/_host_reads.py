@@ -71,6 +71,7 @@ def refuse_host_reads() -> Iterator[None]:
     Yields:
         Nothing.
     """
+    global _num_refusing
     original = torch.Tensor.__repr__
 
     def represent(self: torch.Tensor, **options: Any) -> str:
@@ -81,6 +82,7 @@ def refuse_host_reads() -> Iterator[None]:
 
     torch.Tensor.__repr__ = represent  # printing switches dispatch modes off
     kernel = torch.library.Library("aten", "IMPL")
+    _num_refusing += 1
     try:
         with warnings.catch_warnings():  # torch warns that it replaces a kernel
             warnings.simplefilter("ignore")
@@ -88,8 +90,17 @@ def refuse_host_reads() -> Iterator[None]:
         with _RefuseReads():
             yield
     finally:
+        _num_refusing -= 1
         kernel._destroy()
         torch.Tensor.__repr__ = original
+
+
+_num_refusing = 0
+
+
+def is_refusing() -> bool:
+    """Whether a step is being recorded, in which device values have no data."""
+    return _num_refusing > 0
 
 
 class _OnHost(RuntimeError):

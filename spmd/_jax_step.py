@@ -13,6 +13,7 @@ from torch import nn
 from spmd import _torch_xla_graph
 from spmd._device_array import DeviceArray, Index, put_parts
 from spmd._held import Held
+from spmd._host_spans import step_span
 from spmd._hosts import current_hosts, host_index
 from spmd._jax_state import HollowState
 from spmd._mark import get_sharding, remember
@@ -101,6 +102,10 @@ class JaxStep:
             HostReadError: The step reads a device value on the host.
             ValueError: A batch that does not fit.
         """
+        with step_span():
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sources = self._own()
         batch, other = call_leaves(self._fn, args, kwargs)
         try:

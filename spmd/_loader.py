@@ -13,6 +13,7 @@ from spmd._agree import check_hosts as check_hosts_agree
 from spmd._ahead import Ahead
 from spmd._batch import BatchPlan, plan_batch, send
 from spmd._batch_spec import BatchSpec
+from spmd._host_spans import DATA, span
 from spmd._mesh import Mesh
 from spmd._padding import PadValues
 from spmd._resume import Position, Resume, own_state
@@ -158,12 +159,13 @@ class ShardedLoader(Generic[B]):
         self._stopped.clear()
         started = time.perf_counter()
         resume, self._resume = self._resume, None
-        if resume is None:
-            self._position.begin()
-            source = iter(self.loader)
-        else:
-            source = resume.source(prefetch=self._prefetch > 0)
-        first = list(itertools.islice(source, 1))
+        with span(DATA):
+            if resume is None:
+                self._position.begin()
+                source = iter(self.loader)
+            else:
+                source = resume.source(prefetch=self._prefetch > 0)
+            first = list(itertools.islice(source, 1))
         if not first:
             if resume is None:
                 self._complain_of_none(source)
@@ -172,14 +174,16 @@ class ShardedLoader(Generic[B]):
         self._num_epochs += 1
         # Batches travel in a list that is emptied on handing one out: a caller who lets
         # go of a batch frees its device memory.
-        box = [self._make(first.pop())]
+        with span(DATA):
+            box = [self._make(first.pop())]
         ahead = Ahead(map(self._make, source), self._prefetch)
         del source
         try:
             while box:
                 yield self._hand_out(box.pop(), started)
                 started = time.perf_counter()
-                box = ahead.get()
+                with span(DATA):
+                    box = ahead.get()
             self._position.end()
         finally:
             ahead.close()

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias, cast
 import jax
 import numpy as np
 
+from spmd._host_spans import COMPILE, DISPATCH, record_with, span
 from spmd._mesh import Mesh
 from spmd._sharding import HloSharding
 from spmd._stablehlo import (
@@ -44,6 +45,7 @@ try:
     from jaxlib import (
         _hlo,  # pyright: ignore[reportAttributeAccessIssue] - compiled, no stubs
         _jax,  # pyright: ignore[reportAttributeAccessIssue] - compiled, no stubs
+        _profiler,  # pyright: ignore[reportAttributeAccessIssue] - compiled, no stubs
         xla_client,
     )
 except ImportError as error:  # another jax moved them; say which one fits
@@ -54,6 +56,8 @@ except ImportError as error:  # another jax moved them; say which one fits
 
 Device: TypeAlias = Any  # jax.Device, which jax defines as a variable
 Sharding: TypeAlias = jax.sharding.Sharding
+
+record_with(_profiler.TraceMe, _profiler.TraceMe.is_enabled)
 
 _OPTION_ERRORS = ("No such compile option", "While setting option")
 
@@ -197,7 +201,8 @@ class Executable:
         Returns:
             The results, padded, before they are computed: reading one waits.
         """
-        results = self.loaded.execute_sharded(list(arrays))
+        with span(DISPATCH):
+            results = self.loaded.execute_sharded(list(arrays))
         return results.consume_with_handlers(self._handlers)
 
     def hlo_text(self) -> str:
@@ -263,11 +268,12 @@ def compile_module(
             free_results(parsed)
         )
         try:
-            loaded = order[0].client.compile_and_load(
-                parsed,
-                executable_devices=xla_client.DeviceList(order),
-                compile_options=ours,
-            )
+            with span(COMPILE):
+                loaded = order[0].client.compile_and_load(
+                    parsed,
+                    executable_devices=xla_client.DeviceList(order),
+                    compile_options=ours,
+                )
         except jax.errors.JaxRuntimeError as error:
             if any(text in str(error) for text in _OPTION_ERRORS):
                 raise ValueError(

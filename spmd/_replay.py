@@ -18,6 +18,7 @@ import torch
 from spmd import _torch_xla, _torch_xla_graph
 from spmd._capture import rate_tensor, recorded, separate
 from spmd._digest import graph_digest
+from spmd._host_spans import TRACE, span, step_span
 from spmd._layout import Stamp, describe, layouts_for, stamps
 from spmd._names import by_parameter, call_leaves, dotted
 from spmd._prime import prime_optimizer
@@ -123,6 +124,10 @@ class CompiledStep:
             HostReadError: The step reads a device value on the host.
             ValueError: A tensor in the arguments on the CPU.
         """
+        with step_span():
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batch, other = call_leaves(self._fn, args, kwargs)
         leaves = list(batch.values())
         _check_batch(batch)
@@ -214,7 +219,8 @@ class CompiledStep:
             num_state = len(record.originals)
             with _torch_xla_graph.donating(record.donated() if self._donate else ()):
                 outputs = record.outputs
-                identity = self._identity(outputs, again=again) if outputs else b""
+                with span(TRACE):
+                    identity = self._identity(outputs, again=again) if outputs else b""
                 if not again:
                     self._variants.announce(key, identity)
                 if outputs and (again or self._variants.same(identity) is None):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import numpy as np
 
-from spmd import _pjrt
+from spmd import _pjrt, _running
 from spmd._device_array import DeviceArray, HostValue, as_numpy, put
 from spmd._feed import feed, some
+from spmd._host_spans import step_span
 from spmd._program import Program
 from spmd._same_program import check_same, notes
 from spmd._stablehlo import signature
@@ -130,24 +131,25 @@ class Runner:
                 another shape or dtype; a compile option the compiler refuses; first
                 step only: another process runs something else.
         """
-        arrays, problem = [], None
-        try:
-            arrays = self._arguments(batch, learning_rate)
-        except (TypeError, ValueError) as error:
-            problem = error
-        if self._executable is None:
-            self._compare(problem)
-        if problem is not None:
-            raise problem
-        results = self._compiled()(arrays)
-        returned = {}
-        for value, array in zip(self.program.outputs, results, strict=True):
-            if value.updates is None:
-                returned[value.name] = DeviceArray(array, value.shape, value.dtype)
-            else:
-                self._arrays[value.updates] = array
-        self._advance_seed()
-        return returned
+        with step_span():
+            arrays, problem = [], None
+            try:
+                arrays = self._arguments(batch, learning_rate)
+            except (TypeError, ValueError) as error:
+                problem = error
+            if self._executable is None:
+                self._compare(problem)
+            if problem is not None:
+                raise problem
+            results = self._compiled()(arrays)
+            returned = {}
+            for value, array in zip(self.program.outputs, results, strict=True):
+                if value.updates is None:
+                    returned[value.name] = DeviceArray(array, value.shape, value.dtype)
+                else:
+                    self._arrays[value.updates] = array
+            self._advance_seed()
+            return returned
 
     def compile(self) -> _pjrt.Executable:
         """Compile now instead of at the first step.
@@ -299,6 +301,7 @@ class Runner:
                 options=self._options,
                 shardy=self._shardy,
             )
+            _running.note(self)
         return self._executable
 
     def _set(self, index: int, value: HostValue) -> None:

@@ -15,6 +15,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
+from spmd._host_spans import WAIT, record_with, span
 from spmd._mesh import Mesh
 from spmd._sharding import HloSharding, to_hlo
 from spmd._spec import Spec, num_shards
@@ -24,6 +25,8 @@ DEFAULT_SEED = 101  # torch_xla/csrc/xla_graph_executor.cpp, DeviceContextArena
 _REPLICATED, _TILED, _PARTIAL = 0, 3, 5  # XLA's OpSharding.Type as torch_xla reads it
 
 _XLAC = torch_xla._XLAC  # pyright: ignore[reportPrivateImportUsage]
+_TraceMe = _XLAC.profiler.TraceMe
+record_with(_TraceMe, functools.partial(_TraceMe.is_enabled, 1))
 
 
 def check_version() -> None:
@@ -254,7 +257,21 @@ def wait() -> None:
 
     Right after an asynchronous sync, a tensor's sharding and pieces are not known yet.
     """
-    xm.wait_device_ops()
+    with span(WAIT):
+        xm.wait_device_ops()
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy tensors to the host in one go; what they need is executed first.
+
+    Args:
+        tensors: Tensors on the XLA device.
+
+    Returns:
+        CPU tensors.
+    """
+    with span(WAIT):
+        return _XLAC._xla_get_cpu_tensors(list(tensors))
 
 
 def call_hlo(

@@ -16,6 +16,7 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as metrics
 
+from spmd._host_spans import COMPILE, DISPATCH, span
 from spmd._torch_xla import device, optimization_barrier, wait
 
 _XLAC: Any = torch_xla._XLAC  # pyright: ignore[reportPrivateImportUsage] # the seam
@@ -194,7 +195,8 @@ def compile_graph(outputs: Sequence[torch.Tensor]) -> None:
     Args:
         outputs: As given to `graph_key`.
     """
-    _XLAC._xla_warm_up_cache(list(outputs), [])
+    with span(COMPILE):
+        _XLAC._xla_warm_up_cache(list(outputs), [])
 
 
 def run_graph(key: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -211,7 +213,8 @@ def run_graph(key: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         GraphEvicted: torch_xla's cache has dropped the graph since.
     """
     try:
-        return _XLAC._run_cached_graph(key, inputs)
+        with span(DISPATCH):
+            return _XLAC._run_cached_graph(key, inputs)
     except RuntimeError as error:
         if "Failed to get computation by hash" in str(error):
             raise GraphEvicted(str(error).splitlines()[0]) from None

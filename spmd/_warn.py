@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from types import FrameType
 
-_INSIDE = ("spmd", "fsdpv2", "torch", "contextlib")
+_INSIDE = ("spmd", "fsdpv2", "profiling", "torch", "contextlib")
 
 
 def warn_user(text: str) -> None:

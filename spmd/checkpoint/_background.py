@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, final
 
+from spmd._host_spans import CHECKPOINT, span
 from spmd.checkpoint._error import CheckpointError
 
 WhenBusy = Literal["wait", "refuse"]
@@ -66,7 +67,8 @@ class Saving:
 
         def run() -> None:
             try:
-                work()
+                with span(CHECKPOINT):
+                    work()
             except BaseException as error:
                 self._error = error
 

@@ -44,12 +44,14 @@ HEAVY = ("torch", "torch_xla", "jax", "jaxlib")
 TORCH_XLA_SEAM = (
     "spmd/_torch_xla.py",
     "spmd/_torch_xla_graph.py",
+    "spmd/_torch_xla_profile.py",
     "spmd/_torch_xla_trace.py",
 )
 JAX_SEAM = (
     "spmd/_pjrt.py",
     "spmd/_pjrt_compile.py",
     "spmd/_pjrt_processes.py",
+    "spmd/_pjrt_profile.py",
 )
 
 each_package = pytest.mark.parametrize("package", PACKAGES)

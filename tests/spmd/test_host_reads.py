@@ -11,7 +11,7 @@ from torch import nn
 
 import spmd
 from spmd import HostReadError, _torch_xla_graph
-from spmd._host_reads import refuse_host_reads, without_hf_mask_read
+from spmd._host_reads import is_refusing, refuse_host_reads, without_hf_mask_read
 from tests.on_device import on_device, sync
 from tests.spmd.training import adamw, batches, mlp, simple, wrapped
 
@@ -104,6 +104,14 @@ def test_reads_work_again_afterwards():
     with refuse_host_reads(), pytest.raises(HostReadError):
         (x * 1).cpu()
     assert (x * 2).sum().item() == 2 * sum(range(32))
+
+
+def test_whether_reads_are_refused_now():
+    assert not is_refusing()
+    with pytest.raises(KeyError), refuse_host_reads():
+        assert is_refusing()
+        raise KeyError
+    assert not is_refusing()
 
 
 def test_inside_a_compiled_step():

@@ -159,3 +159,10 @@ def test_a_closure_runs_once_at_the_end_of_the_step():
     for _ in range(2):
         sync()
     assert called == [1]
+
+
+def test_tensors_are_copied_to_the_host_in_one_go():
+    data = torch.arange(4.0).to("xla")
+    found = _torch_xla.to_host([data, data * 2])
+    assert [tensor.device.type for tensor in found] == ["cpu", "cpu"]
+    assert [tensor.tolist() for tensor in found] == [[0, 1, 2, 3], [0, 2, 4, 6]]
