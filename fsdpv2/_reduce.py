@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from spmd import Annotation, _torch_xla
-from spmd._mark import get_sharding
+from spmd._mark import get_sharding, remember
 from spmd._planning import GRADIENT, noted
 from spmd._preserve_dot import Dims, dot
 
@@ -83,7 +83,16 @@ class _Reducing(TorchFunctionMode):
         def look_up(table: torch.Tensor) -> torch.Tensor:
             return F.embedding(input, table, *args, **kwargs)
 
-        return _LookUp.apply(look_up, weight.detach(), master, self._dtype)
+        table = _as(weight, weight.detach())
+        return _LookUp.apply(look_up, table, master, self._dtype)
+
+
+def _as(known: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Let a table's values know how it is split: a lookup asks for that."""
+    annotation = get_sharding(known)
+    if annotation is not None:
+        remember(tensor, annotation.mesh, annotation.spec)
+    return tensor
 
 
 def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -161,7 +170,7 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        table = ctx.like.detach().to(ctx.dtype).requires_grad_()
+        table = _as(ctx.like, ctx.like.detach().to(ctx.dtype)).requires_grad_()
         with torch.enable_grad():  # its value is not used, only what undoes it
             rows = ctx.look_up(table)
         (of_table,) = torch.autograd.grad(rows, table, grads[0].to(ctx.dtype))

@@ -19,15 +19,25 @@ biases of common widths are below it, every matrix is above.
 
 
 def parameter_spec(
-    shape: Sequence[int], mesh: Mesh, *, axis: str, min_elements: int
+    shape: Sequence[int],
+    mesh: Mesh,
+    *,
+    axis: str,
+    min_elements: int,
+    is_table: bool = False,
 ) -> tuple[str | None, ...]:
     """Split the largest dim that divides over the axis (ties: the first one).
+
+    A table that rows are looked up in is split on its columns, if these divide: then
+    the rows that one device asks for are exchanged, where pieces of a table that is
+    split on its rows are added up for the rows of all devices.
 
     Args:
         shape: The parameter's shape.
         mesh: The mesh.
         axis: The axis that shards parameters.
         min_elements: Smaller parameters stay whole.
+        is_table: It is the weight of an embedding.
 
     Returns:
         One entry per dim. Where no dim divides, the largest is split with padding if
@@ -39,12 +49,18 @@ def parameter_spec(
         (None, 'fsdp')
         >>> parameter_spec((768,), mesh, axis="fsdp", min_elements=4096)
         (None,)
+        >>> parameter_spec(
+        ...     (1024, 512), mesh, axis="fsdp", min_elements=4096, is_table=True
+        ... )
+        (None, 'fsdp')
     """
     whole: tuple[str | None, ...] = (None,) * len(shape)
     if not shape or math.prod(shape) < min_elements:
         return whole
     ways = mesh.axis_size(axis)
     dims = [d for d in range(len(shape)) if shape[d] % ways == 0]
+    if is_table and len(shape) - 1 in dims:
+        dims = [len(shape) - 1]
     if not dims:
         dims = [d for d in range(len(shape)) if shape[d] > ways]
     if not dims:

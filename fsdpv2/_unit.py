@@ -132,6 +132,7 @@ class Unit:
         Args:
             module: Whose parameters these are.
         """
+        tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
         for name, parameter in module.named_parameters():
             if parameter.device.type not in device_types():
                 continue
@@ -145,6 +146,7 @@ class Unit:
                     self.mesh,
                     axis=AXIS,
                     min_elements=self.min_elements,
+                    is_table=id(parameter) in tables,
                 )
                 chosen = Annotation(self.mesh, spec)
             self.specs[name] = chosen

@@ -23,7 +23,8 @@ def gathered(tensor: torch.Tensor, *, axis: str) -> torch.Tensor:
         axis: The axis that shards parameters.
 
     Returns:
-        A value with the same gradient. The tensor itself if the axis does not split it.
+        A value with the same gradient, annotated without the axis. The tensor itself if
+        the axis does not split it.
     """
     known = get_sharding(tensor)
     if known is None or tensor.device.type != "xla":
@@ -31,7 +32,8 @@ def gathered(tensor: torch.Tensor, *, axis: str) -> torch.Tensor:
     spec = _without(known.spec, axis)
     if spec == known.spec:
         return tensor
-    return _Gather.apply(tensor, known.mesh, spec)  # pyright: ignore[reportReturnType] - untyped in torch
+    value: Any = _Gather.apply(tensor, known.mesh, spec)
+    return remember(value, known.mesh, spec)  # experts and vocabularies look at it
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

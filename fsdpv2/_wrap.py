@@ -17,7 +17,7 @@ from fsdpv2._remat import Remat, check_remat
 from fsdpv2._scan import scan_lists
 from fsdpv2._specs import AXIS, MIN_SHARD_ELEMENTS, batch_axes
 from fsdpv2._unit import ShardOutput, Unit, make_unit, unit_of
-from spmd import Mesh
+from spmd import Mesh, Plan
 from spmd._module import tie_again, tied_names, to_device
 
 _SHARED = (
@@ -69,6 +69,8 @@ class FSDPv2(nn.Module):
             time does not grow with their number. What enters a layer is kept and the
             rest is computed again, as with ``remat="full"``.
         mixed_precision: A `MixedPrecision`, a dtype to compute in, or torch's policy.
+        plan: A `spmd.Plan` for what is split in another way than over ``fsdp`` alone,
+            such as `spmd.auto_plan` makes it; applied by `spmd.shard_module` first.
 
     Raises:
         TypeError: Not a module, or a policy of an unknown form.
@@ -76,7 +78,7 @@ class FSDPv2(nn.Module):
             ``fsdp`` axis or of another size than the machine, an unknown
             `extra_data_axis` or `remat`, a layer class that matches nothing, an
             `auto_wrapper_callable` that does not take what is asked for, or layers that
-            cannot be scanned.
+            cannot be scanned; a `plan` that does not fit.
         RuntimeError: SPMD mode cannot be switched on any more, see `spmd.init`.
     """
 
@@ -93,6 +95,7 @@ class FSDPv2(nn.Module):
         remat: Remat = "none",
         scan_layers: bool = False,
         mixed_precision: Any = None,
+        plan: Plan | None = None,
     ) -> None:
         _check_module(module, auto_wrap_policy)
         check_remat(remat, scan_layers=scan_layers)
@@ -104,6 +107,8 @@ class FSDPv2(nn.Module):
         to_master(module, precision)
         if not _on_meta(module):
             to_device(module)
+        if plan is not None:
+            spmd.shard_module(module, mesh, plan)
         layers = repeated_layers(module)
         if auto_wrap_policy is None and (remat != "none" or scan_layers):
             auto_wrap_policy = layers or None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spmd import checkpoint
+    from spmd._auto_plan import auto_plan
     from spmd._batch import shard_batch
     from spmd._capture_checks import CaptureError
     from spmd._convert import mesh_from, placements_from_spec, spec_from
@@ -54,6 +55,7 @@ _HOME = {
     "ResolvedPlan": "_plan",
     "ShardedLoader": "_loader",
     "ShardingTable": "_table",
+    "auto_plan": "_auto_plan",
     "clear_sharding": "_mark",
     "compile_step": "_step",
     "data_rank": "_hosts",
@@ -90,6 +92,7 @@ __all__ = [
     "ResolvedPlan",
     "ShardedLoader",
     "ShardingTable",
+    "auto_plan",
     "checkpoint",
     "clear_sharding",
     "compile_step",

@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from spmd._fused_rule import expert_modules, fused_modules
+from spmd._inputs import annotate_inputs
 from spmd._mark import get_sharding, mark_sharding, remember
 from spmd._mesh import Mesh
 from spmd._outputs import annotate_outputs
@@ -130,13 +132,13 @@ def tie_again(module: nn.Module, groups: list[tuple[str, ...]]) -> None:
 
 
 def shard_module(module: M, mesh: Mesh, plan: Plan, *, strict: bool = False) -> M:
-    """Annotate a module's parameters, buffers and outputs by a plan, in place.
+    """Annotate a module's parameters, buffers, inputs and outputs by a plan, in place.
 
     Args:
         module: On the XLA device (see `to_device`) or on meta, where buffers may have
             values (see `meta_parameters`).
         mesh: The mesh.
-        plan: Patterns for parameters and module outputs.
+        plan: Patterns for parameters and for what modules take and give.
         strict: Raise where a dim does not divide instead of padding.
 
     Returns:
@@ -149,6 +151,7 @@ def shard_module(module: M, mesh: Mesh, plan: Plan, *, strict: bool = False) -> 
     from spmd._convert import mesh_from
 
     mesh = mesh_from(mesh)
+    take_apart(module, plan)
     tensors = dict(_all_names(module))
     planned = any(p.device.type == "meta" for p in module.parameters())
     for name, tensor in tensors.items():
@@ -168,7 +171,32 @@ def shard_module(module: M, mesh: Mesh, plan: Plan, *, strict: bool = False) -> 
                 mark_sharding(tensor, mesh, row.spec, strict=strict, name=row.name)
     _warn_uncovered(resolved, tensors)
     annotate_outputs(module, resolved.outputs, mesh)
+    annotate_inputs(module, resolved.inputs, mesh)
     return module
+
+
+def take_apart(module: nn.Module, plan: Plan) -> None:
+    """Have fused weights and experts in the form that a plan speaks of, in place.
+
+    Args:
+        module: Its parameters on any device, not annotated yet.
+        plan: Names them; most plans name none.
+
+    Raises:
+        ValueError: A weight that cannot be taken apart, as one that is tied.
+    """
+    names = [name for name, _ in _all_names(module)]
+    modules = [name for name, _ in module.named_modules()]
+    fused = fused_modules(plan.parts, names, modules)
+    if fused:
+        from spmd._fused import split_fused
+
+        split_fused(module, fused)
+    experts = expert_modules(plan.parts, modules)
+    if experts:
+        from spmd._experts import split_experts
+
+        split_experts(module, experts)
 
 
 def resolve_plan(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmd._fused_output import parts_of
 from spmd._mark import mark_sharding
 from spmd._mesh import Mesh
 from spmd._plan_resolve import OutputRow
@@ -43,7 +45,7 @@ def _annotate(
                 f"spec {row.spec} of {len(row.spec)} entries for {found[0].ndim} dims; "
                 f"give one entry per dim"
             )
-        for tensor in fitting:
+        for tensor in itertools.chain(*map(parts_of, fitting)):
             mark_sharding(tensor, mesh, row.spec, name=label)
 
     module.register_forward_hook(hook)

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spmd._mesh import Mesh
-from spmd._plan_resolve import OutputRow, ResolvedPlan, Row, resolve
+from spmd._plan_resolve import InputRow, OutputRow, ResolvedPlan, Row, resolve
 from spmd._rule import PlanPart, Rule
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["OutputRow", "Plan", "PlanPart", "ResolvedPlan", "Row", "Rule"]
+__all__ = ["InputRow", "OutputRow", "Plan", "PlanPart", "ResolvedPlan", "Row", "Rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """The model and mesh that a plan was made for, so that it explains itself.
+
+    Attributes:
+        mesh: The mesh.
+        parameters: Shape by name, buffers included.
+        modules: Names of the modules.
+        itemsize: Bytes per element by parameter name.
+        again: Further names of tied parameters.
+    """
+
+    mesh: Mesh
+    parameters: Mapping[str, tuple[int, ...]]
+    modules: tuple[str, ...]
+    itemsize: Mapping[str, int]
+    again: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -32,6 +52,8 @@ class Plan:
             the modules' outputs are split; ``"name[0]"`` picks the first output of a
             module that returns a tuple.
         outputs: Spec by pattern, for module outputs only.
+        inputs: Spec by pattern, for the tensors that modules are given;
+            ``"name[0]"`` picks the first positional argument.
         name: Where the plan comes from; shown beside each row it decides.
 
     Raises:
@@ -52,22 +74,29 @@ class Plan:
     """
 
     parts: tuple[PlanPart, ...]
+    made_for: PlannedModel | None = field(compare=False)
 
     def __init__(
         self,
         patterns: Mapping[str, Iterable[Any]],
         *,
         outputs: Mapping[str, Iterable[Any]] | None = None,
+        inputs: Mapping[str, Iterable[Any]] | None = None,
         name: str = "user",
     ) -> None:
         rules = [Rule(p, s) for p, s in patterns.items()]
         rules += [Rule(p, s, outputs_only=True) for p, s in (outputs or {}).items()]
+        rules += [Rule(p, s, inputs_only=True) for p, s in (inputs or {}).items()]
         object.__setattr__(self, "parts", (PlanPart(name, tuple(rules)),))
+        object.__setattr__(self, "made_for", None)
 
     @classmethod
-    def _of(cls, parts: Iterable[PlanPart]) -> Plan:
+    def _of(
+        cls, parts: Iterable[PlanPart], made_for: PlannedModel | None = None
+    ) -> Plan:
         plan = cls({})
         object.__setattr__(plan, "parts", tuple(parts))
+        object.__setattr__(plan, "made_for", made_for)
         return plan
 
     @property
@@ -84,7 +113,8 @@ class Plan:
         """Put another plan's patterns after this one's."""
         if not isinstance(other, Plan):
             return NotImplemented
-        return Plan._of(self.parts + other.parts)
+        made_for = self.made_for or other.made_for
+        return Plan._of(self.parts + other.parts, made_for)
 
     def __repr__(self) -> str:
         return f"Plan({self.name!r}, {len(self.rules)} patterns)"
@@ -108,8 +138,8 @@ class Plan:
             itemsize: Bytes per element by parameter name, for sizes in the table.
 
         Returns:
-            A row for each parameter and each module output that has a spec. A
-            parameter that no pattern matches is replicated and listed as uncovered.
+            A row for each parameter, and each module output and input that has a spec.
+            A parameter that no pattern matches is replicated and listed as uncovered.
 
         Raises:
             TypeError: A spec entry of the wrong type.
@@ -128,8 +158,8 @@ class Plan:
 
     def explain(
         self,
-        mesh: Mesh,
-        parameters: Mapping[str, tuple[int, ...]],
+        mesh: Mesh | None = None,
+        parameters: Mapping[str, tuple[int, ...]] | None = None,
         modules: Iterable[str] = (),
         *,
         console: Console | None = None,
@@ -137,7 +167,8 @@ class Plan:
         """Print what each tensor gets and which pattern decided it.
 
         Args:
-            mesh: The mesh whose axes the specs name.
+            mesh: The mesh whose axes the specs name. A plan by `auto_plan` knows its
+                mesh and its model, and needs neither.
             parameters: Shape by name, buffers included.
             modules: Names of the modules.
             console: Where to print; default is stdout.
@@ -146,10 +177,29 @@ class Plan:
             The resolved plan.
 
         Raises:
-            TypeError: See `resolve`.
+            TypeError: See `resolve`; no mesh or no parameters for a plan that was
+                made for no model.
             ValueError: See `resolve`.
         """
-        resolved = self.resolve(mesh, parameters, modules)
+        made_for = self.made_for
+        if mesh is not None and parameters is not None:
+            resolved = self.resolve(mesh, parameters, modules)
+        elif made_for is not None:
+            resolved = self.resolve(
+                mesh or made_for.mesh,
+                made_for.parameters,
+                made_for.modules,
+                itemsize=made_for.itemsize,
+            )
+            rows = (r for r in resolved.parameters if r.name not in made_for.again)
+            resolved = dataclasses.replace(resolved, parameters=tuple(rows))
+        else:
+            raise TypeError(
+                "plan.explain: a mesh and the shapes of the parameters are needed, as "
+                "in plan.explain(mesh, {name: p.shape for name, p in "
+                "model.named_parameters()}, [name for name, _ in "
+                "model.named_modules()])"
+            )
         resolved.explain(console)
         return resolved
 
@@ -159,8 +209,9 @@ class Plan:
     ) -> Plan:
         """Read a plan from YAML.
 
-        Either sections ``parameters:`` and ``outputs:``, or one flat mapping as
-        torchprime writes it. Lists are specs, ``null`` is a dim that is not split.
+        Either sections ``parameters:``, ``outputs:``, ``inputs:`` (and those that
+        `to_yaml` writes for what is taken apart), or one flat mapping as torchprime
+        writes it. Lists are specs, ``null`` is a dim that is not split.
         Several documents (``---``) are joined by ``|``.
 
         Args:
@@ -183,13 +234,18 @@ class Plan:
             (('replica', 'fsdp'), None)
         """
         from spmd._plan_yaml import read
+        from spmd._plan_yaml_made import read_made
 
         text, where, default = text_or_path, "plan", "user"
         if not isinstance(text, str) or _is_path(text):
             path = Path(text)
             text, where, default = path.read_text("utf-8"), path.name, path.name
         found = read(text, where=where)
-        return cls._of(PlanPart(name or n or default, rules) for n, rules in found)
+        made = read_made(text, where=where)
+        return cls._of(
+            PlanPart(name or n or default, rules, *more)
+            for (n, rules), more in zip(found, made, strict=True)
+        )
 
     def to_yaml(self) -> str:
         """Write the plan as YAML that `from_yaml` reads back.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from spmd._collapse import collapse
+from spmd._fused_rule import expert_modules, fused_modules, taken_apart
 from spmd._mesh import Mesh
 from spmd._pattern import matching, nearest
 from spmd._rule import PlanPart, Rule
@@ -15,6 +16,9 @@ from spmd._spec import Spec, normalize_spec, shard_shape, uneven_dims
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
+Place: TypeAlias = Literal["parameter", "output", "input"]
+"""What a rule decides; a parameter is a parameter or a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,26 @@ class OutputRow:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """How what one module is given is split.
+
+    Attributes:
+        name: The module's dotted name; ``""`` is the root.
+        index: Which positional argument. None is all tensors among the arguments, less
+            those that have a row of their own.
+        spec: Normalised; the number of dims is checked when the model runs.
+        pattern: The pattern that decided.
+        source: Name of the plan the pattern came from.
+    """
+
+    name: str
+    index: int | None
+    spec: Spec
+    pattern: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ResolvedPlan:
     """A plan applied to a mesh and the names of a model; prints as a table.
@@ -79,11 +103,15 @@ class ResolvedPlan:
         mesh: The mesh.
         parameters: A row for every parameter, in the model's order.
         outputs: A row for every module output that has a spec.
+        inputs: A row for every module input that has a spec.
+        notes: What those who made the plan have to say of it.
     """
 
     mesh: Mesh
     parameters: tuple[Row, ...]
     outputs: tuple[OutputRow, ...]
+    inputs: tuple[InputRow, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def uncovered(self) -> tuple[str, ...]:
@@ -108,18 +136,19 @@ class ResolvedPlan:
         yield from render(self, width=options.max_width)
 
     def __repr__(self) -> str:
+        inputs = f", {len(self.inputs)} inputs" if self.inputs else ""
         return (
             f"ResolvedPlan({self.mesh!r}, {len(self.parameters)} parameters, "
-            f"{len(self.uncovered)} uncovered, {len(self.outputs)} outputs)"
+            f"{len(self.uncovered)} uncovered, {len(self.outputs)} outputs{inputs})"
         )
 
 
 class _Target(NamedTuple):
-    """What a rule can decide: a parameter, or (part of) a module's output."""
+    """What a rule can decide: a parameter, or part of what a module takes or gives."""
 
-    is_output: bool
+    place: Place
     name: str
-    output: int | None
+    which: int | None
 
 
 class _Claim(NamedTuple):
@@ -152,7 +181,11 @@ def resolve(
     Raises:
         ValueError: See `Plan.resolve`.
     """
-    names, module_names = tuple(parameters), tuple(modules)
+    module_names = tuple(modules)
+    fused = fused_modules(parts, parameters, module_names)
+    experts = expert_modules(parts, module_names)
+    parameters, module_names = taken_apart(fused, parameters, module_names, experts)
+    names = tuple(parameters)
     claims: dict[_Target, _Claim] = {}
     for i, part in enumerate(parts):
         for rule in part.rules:
@@ -162,35 +195,49 @@ def resolve(
         _row(name, tuple(shape), mesh, parts, claims, strict=strict, itemsize=itemsize)
         for name, shape in parameters.items()
     ]
-    outputs = [
-        _output_row(target, claim, mesh, parts[claim.part].name)
-        for target, claim in claims.items()
-        if target.is_output
-    ]
     order = {name: i for i, name in enumerate(module_names)}
-    outputs.sort(key=lambda row: order[row.name])
-    return ResolvedPlan(mesh, tuple(rows), tuple(outputs))
+    at_modules = sorted(
+        ((t, c) for t, c in claims.items() if t.place != "parameter"),
+        key=lambda item: order[item[0].name],
+    )
+    outputs = [
+        OutputRow(t.name, t.which, *_at_module(t, c, mesh, parts))
+        for t, c in at_modules
+        if t.place == "output"
+    ]
+    inputs = [
+        InputRow(t.name, t.which, *_at_module(t, c, mesh, parts))
+        for t, c in at_modules
+        if t.place == "input"
+    ]
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    return ResolvedPlan(mesh, tuple(rows), tuple(outputs), tuple(inputs), notes)
 
 
 def _targets(
     rule: Rule, part: PlanPart, parameters: Sequence[str], modules: Sequence[str]
 ) -> list[_Target]:
     """What a rule matches: parameters if there are any, else modules."""
-    only_modules = rule.outputs_only or rule.index is not None
+    only_modules = rule.outputs_only or rule.inputs_only or rule.index is not None
     if not only_modules:
         found = matching(rule.name_pattern, parameters)
         if found:
-            return [_Target(False, name, None) for name in found]
+            return [_Target("parameter", name, None) for name in found]
     found = matching(rule.name_pattern, modules)
     if found:
-        return [_Target(True, name, rule.index) for name in found]
+        place: Place = "input" if rule.inputs_only else "output"
+        return [_Target(place, name, rule.index) for name in found]
+    if any(rule.name_pattern.startswith(f"{f.pattern}.") for f in part.fused):
+        return []  # of a part of what stays whole
     where = f"plan {part.name!r}: pattern {rule.pattern!r}"
     taken = matching(rule.name_pattern, parameters)
     if taken:
+        option = "inputs=" if rule.inputs_only else "outputs="
         raise ValueError(
             f"{where} matches the parameter {taken[0]!r}, but "
-            f"{'[...]' if rule.index is not None else 'outputs='} picks module outputs "
-            f"only; write it among the other patterns, without an index"
+            f"{'[...]' if rule.index is not None else option} picks module "
+            f"{'inputs' if rule.inputs_only else 'outputs'} only; write it among the "
+            f"other patterns, without an index"
         )
     among = tuple(modules) if only_modules else (*parameters, *modules)
     raise ValueError(
@@ -222,7 +269,7 @@ def _claim(
     """
     takers = [_taker(t, claims) for t in targets]
     earlier = [c for c in takers if c is not None and c.part == claim.part]
-    if len(earlier) == len(targets):
+    if earlier and len(earlier) == len(targets):
         first = earlier[0].rule.pattern
         raise ValueError(
             f"plan {parts[claim.part].name!r}: pattern {claim.rule.pattern!r} decides "
@@ -240,8 +287,8 @@ def _rest(count: int) -> str:
 
 
 def _taker(target: _Target, claims: Mapping[_Target, _Claim]) -> _Claim | None:
-    """The earlier claim: on the same target, or on a module's output as a whole."""
-    return claims.get(target) or claims.get(target._replace(output=None))
+    """The earlier claim: on the same target, or on all a module takes or gives."""
+    return claims.get(target) or claims.get(target._replace(which=None))
 
 
 def _row(
@@ -254,7 +301,7 @@ def _row(
     strict: bool,
     itemsize: Mapping[str, int],
 ) -> Row:
-    claim = claims.get(_Target(False, name, None))
+    claim = claims.get(_Target("parameter", name, None))
     size = itemsize.get(name)
     if claim is None:
         return Row(name, shape, (None,) * len(shape), shape, itemsize=size)
@@ -273,8 +320,14 @@ def _row(
     return Row(name, shape, spec, piece, pattern, source, size)
 
 
-def _output_row(target: _Target, claim: _Claim, mesh: Mesh, source: str) -> OutputRow:
-    pattern = claim.rule.pattern
-    where = f"plan {source!r}, pattern {pattern!r}: output of module {target.name!r}"
+def _at_module(
+    target: _Target, claim: _Claim, mesh: Mesh, parts: Sequence[PlanPart]
+) -> tuple[Spec, str, str]:
+    """Spec, pattern and source of what a module takes or gives."""
+    pattern, source = claim.rule.pattern, parts[claim.part].name
+    where = (
+        f"plan {source!r}, pattern {pattern!r}: {target.place} of module "
+        f"{target.name!r}"
+    )
     spec = normalize_spec(claim.rule.spec, mesh, shape=None, name=where)
-    return OutputRow(target.name, target.output, spec, pattern, source)
+    return spec, pattern, source

@@ -14,7 +14,7 @@ from spmd._spec import Spec, SpecEntry, uneven_dims
 
 if TYPE_CHECKING:
     from spmd._mesh import Mesh
-    from spmd._plan_resolve import OutputRow, ResolvedPlan, Row
+    from spmd._plan_resolve import InputRow, OutputRow, ResolvedPlan, Row
 
 
 def spec_text(spec: Spec) -> str:
@@ -68,9 +68,14 @@ def render(plan: ResolvedPlan, *, width: int) -> Iterator[RenderableType]:
             yield Text(" -> ".join(heading), style="bold", overflow="fold")
         yield _lines(lines, widths, width)
     yield Text(_sizes(plan))
-    if plan.outputs:
-        yield Text(f"\n{len(plan.outputs)} module outputs")
-        yield _output_table(plan.outputs)
+    for noun, rows in (("output", plan.outputs), ("input", plan.inputs)):
+        if rows:
+            yield Text(f"\n{len(rows)} module {noun}s")
+            yield _module_table(rows, noun)
+    if plan.notes:
+        yield Text("\nNotes", style="bold")
+    for note in plan.notes:
+        yield Text(f"- {note}")
 
 
 _UNCOVERED = ("", "")
@@ -122,11 +127,11 @@ def _lines(
 _GAP = 2
 
 
-def _output_table(rows: Sequence[OutputRow]) -> Table:
+def _module_table(rows: Sequence[OutputRow | InputRow], noun: str) -> Table:
     table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim")
-    for column in ("  output of module", "spec", "from"):
+    for column in (f"  {noun} of module", "spec", "from"):
         table.add_column(column, overflow="fold")
-    groups: dict[tuple[Any, ...], list[OutputRow]] = {}
+    groups: dict[tuple[Any, ...], list[OutputRow | InputRow]] = {}
     for row in rows:
         key = (star_form(row.name), row.index, row.spec, row.pattern, row.source)
         groups.setdefault(key, []).append(row)

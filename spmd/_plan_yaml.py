@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from spmd._plan_yaml_made import SECTIONS, plain
 from spmd._rule import PlanPart, RawEntry, Rule
 
-_SECTIONS = ("parameters", "outputs")
+_SECTIONS = ("parameters", "outputs", "inputs")
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -73,11 +74,16 @@ _Dumper.add_representer(
 
 def _plain(part: PlanPart) -> dict[str, Any]:
     document: dict[str, Any] = {"name": part.name}
-    for section, outputs_only in zip(_SECTIONS, (False, True), strict=True):
-        rules = [r for r in part.rules if r.outputs_only == outputs_only]
+    for section in _SECTIONS:
+        rules = [r for r in part.rules if _section(r) == section]
         if rules:
             document[section] = {r.pattern: _Flow(map(_entry, r.spec)) for r in rules}
-    return document
+    return {**document, **plain(part)}
+
+
+def _section(rule: Rule) -> str:
+    chosen = rule.outputs_only, rule.inputs_only
+    return {(True, False): "outputs", (False, True): "inputs"}.get(chosen, "parameters")
 
 
 def _entry(entry: RawEntry) -> Any:
@@ -117,14 +123,16 @@ class _Document:
                 name = value.value
             elif not sectioned:
                 patterns.append(("parameters", key, value))
+            elif key.value in SECTIONS:
+                continue  # read as values, see `read_made`
             elif key.value not in _SECTIONS:
                 raise self._unknown_section(key)
             elif not _is(value, "null"):
                 section = self._items(value, f"section {key.value!r}")
                 patterns += [(key.value, k, v) for k, v in section]
         for section, key, value in patterns:
-            rules.append(self._rule(key, value, outputs_only=section == "outputs"))
-        rules.sort(key=lambda rule: rule.outputs_only)
+            rules.append(self._rule(key, value, section))
+        rules.sort(key=lambda rule: _SECTIONS.index(_section(rule)))
         return name, tuple(rules)
 
     def _items(self, node: Node, what: str) -> Iterator[tuple[ScalarNode, Node]]:
@@ -146,7 +154,7 @@ class _Document:
             seen[key.value] = key.start_mark.line + 1
             yield key, value
 
-    def _rule(self, key: ScalarNode, value: Node, *, outputs_only: bool) -> Rule:
+    def _rule(self, key: ScalarNode, value: Node, section: str) -> Rule:
         if not isinstance(value, SequenceNode):
             raise self._error(
                 value,
@@ -155,7 +163,12 @@ class _Document:
             )
         spec = tuple(self._read_entry(entry, key.value) for entry in value.value)
         try:
-            return Rule(key.value, spec, outputs_only=outputs_only)
+            return Rule(
+                key.value,
+                spec,
+                outputs_only=section == "outputs",
+                inputs_only=section == "inputs",
+            )
         except ValueError as error:
             raise self._error(key, str(error)) from None
 
@@ -180,8 +193,8 @@ class _Document:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return self._error(
             key,
-            f"unknown section {key.value!r}; sections are 'parameters' and 'outputs'"
-            f"{hint}",
+            f"unknown section {key.value!r}; sections are 'parameters', 'outputs' and "
+            f"'inputs'{hint}",
         )
 
     def _error(self, node: Node, message: str) -> ValueError:

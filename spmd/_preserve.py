@@ -9,7 +9,6 @@ at the end, so that nothing else ever sees them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
@@ -17,8 +16,10 @@ from typing import Any
 
 import torch
 
+from spmd._preserve_hf import transformers_layers
 from spmd._preserve_norm import layer_norm
 from spmd._preserve_products import linear, matmul
+from spmd._preserve_topk import topk
 from spmd._vocab_embedding import embedding
 from spmd._vocab_loss import cross_entropy
 
@@ -28,17 +29,22 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "layer_norm": layer_norm,
     "linear": linear,
     "matmul": matmul,
+    "topk": topk,
 }
+
+_WITHOUT_A_DECOMPOSITION = {"embedding", "topk"}
 
 PRESERVED: Mapping[str, str] = MappingProxyType(
     {
         "torch.nn.functional.linear": "three dims or more, as in nn.Linear",
         "torch.matmul": "unless both have at most two dims, or both three",
         "torch.nn.functional.scaled_dot_product_attention": "its two products",
-        "torch.nn.functional.layer_norm": "with two leading dims or more",
+        "torch.nn.functional.layer_norm": "with a leading dim",
         "torch.nn.functional.embedding": "ids of any shape",
         "torch.nn.functional.cross_entropy": "labels [tokens] without class weights",
+        "torch.topk": "32 floats at most",
         "transformers.pytorch_utils.Conv1D": "GPT-2's linear layer",
+        "transformers.models.falcon.FalconAttention": "its split into heads",
     }
 )
 """What `sharding_preserving` replaces, and for which arguments.
@@ -114,7 +120,7 @@ def _switch(on: bool) -> None:
             stack.callback(library._destroy)
             for name, function in _KERNELS.items():
                 library.impl(name, _kernel(name, function), "AutogradXLA")
-            stack.enter_context(_conv1d())
+            stack.enter_context(transformers_layers())
             _installed = stack.pop_all()
         _forget()
     elif not on and _installed is not None:
@@ -138,7 +144,7 @@ def _kernel(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if name != "embedding" and _in_transform():
+        if name not in _WITHOUT_A_DECOMPOSITION and _in_transform():
             return operation._op_dk(composite, *args, **kwargs)
         result = function(*args, **kwargs)
         if result is NotImplemented:
@@ -150,24 +156,3 @@ def _kernel(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_transform() -> bool:
     return torch._C._are_functorch_transforms_active()
-
-
-@contextmanager
-def _conv1d() -> Iterator[None]:
-    """Have GPT-2's linear layer, which flattens by itself, not do so."""
-    module: Any = sys.modules.get("transformers.pytorch_utils")
-    layer = getattr(module, "Conv1D", None)
-    if layer is None:
-        yield
-        return
-    original = layer.forward
-    layer.forward = _conv1d_forward
-    try:
-        yield
-    finally:
-        layer.forward = original
-
-
-def _conv1d_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """[..., in] times a weight [in, out], plus a bias [out]."""
-    return torch.matmul(x, self.weight) + self.bias

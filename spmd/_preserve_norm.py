@@ -1,4 +1,4 @@
-"""torch's layer norm, with no dim flattened.
+"""torch's layer norm, with no dim flattened or exchanged.
 
 torch_xla's is a batch norm of [1, rows, columns].
 """
@@ -19,7 +19,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Any:
-    """`torch.nn.functional.layer_norm` with two leading dims or more.
+    """`torch.nn.functional.layer_norm` with a leading dim or more.
 
     Computed in float32 at least, like torch's.
 
@@ -37,7 +37,7 @@ def layer_norm(
     """
     num, shape = len(normalized_shape), torch.Size(normalized_shape)
     given = [t for t in (weight, bias) if t is not None]
-    if num == 0 or x.ndim - num < 2 or x.shape[-num:] != shape:
+    if num == 0 or x.ndim - num < 1 or x.shape[-num:] != shape:
         return NotImplemented
     if any(t.shape != shape for t in given):
         return NotImplemented

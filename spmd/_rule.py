@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from spmd._fused_rule import Experts, Fused
 from spmd._pattern import compile_pattern, split_index
 
 RawEntry: TypeAlias = str | int | tuple[str | int, ...] | None
@@ -22,6 +23,7 @@ class Rule:
         spec: One entry per dim: axis name, its index, a tuple of these, or None. The
             axes are not checked before there is a mesh.
         outputs_only: Match modules only, even where a parameter has the name.
+        inputs_only: Match modules, for what they are given.
 
     Raises:
         TypeError: A pattern that is no string, or a spec of another form.
@@ -35,9 +37,15 @@ class Rule:
     pattern: str
     spec: RawSpec
     outputs_only: bool
+    inputs_only: bool
 
     def __init__(
-        self, pattern: str, spec: Iterable[Any], *, outputs_only: bool = False
+        self,
+        pattern: str,
+        spec: Iterable[Any],
+        *,
+        outputs_only: bool = False,
+        inputs_only: bool = False,
     ) -> None:
         if not isinstance(pattern, str):
             raise TypeError(
@@ -48,6 +56,7 @@ class Rule:
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "spec", _freeze(spec, pattern))
         object.__setattr__(self, "outputs_only", outputs_only)
+        object.__setattr__(self, "inputs_only", inputs_only)
 
     @property
     def name_pattern(self) -> str:
@@ -56,7 +65,10 @@ class Rule:
 
     @property
     def index(self) -> int | None:
-        """Which output of a module that returns a tuple; None for all of them."""
+        """Which output of a module that returns a tuple; None for all of them.
+
+        Of inputs, which positional argument.
+        """
         return split_index(self.pattern)[1]
 
 
@@ -67,10 +79,16 @@ class PlanPart:
     Attributes:
         name: Where from, e.g. ``user`` or a file's name.
         rules: In order of precedence.
+        notes: What is to be said of them, a sentence each.
+        fused: Modules to take apart first; rules are about what they become.
+        experts: Modules of experts to replace first, likewise.
     """
 
     name: str
     rules: tuple[Rule, ...]
+    notes: tuple[str, ...] = ()
+    fused: tuple[Fused, ...] = ()
+    experts: tuple[Experts, ...] = ()
 
 
 def _freeze(spec: Any, pattern: str) -> RawSpec:

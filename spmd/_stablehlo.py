@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
@@ -158,6 +158,24 @@ def as_artifact(text: str) -> bytes:
         return _serialized(module)
 
 
+def edited(module: bytes, edit: Callable[[Any], None]) -> bytes:
+    """A module after a change of its step.
+
+    Args:
+        module: StableHLO portable artifact, or MLIR text.
+        edit: Changes function ``main``, which it is given.
+
+    Returns:
+        MLIR bytecode.
+
+    Raises:
+        ValueError: Bytes that are no such module.
+    """
+    with opened(module) as parsed:
+        edit(main_of(parsed))
+        return _serialized(parsed)
+
+
 def _serialized(module: Any) -> bytes:
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_12
@@ -193,7 +211,7 @@ def signature_of(module: Any) -> tuple[Signature, Signature]:
     Raises:
         ValueError: A module without ``main``, or a dtype torch does not have.
     """
-    kind = _main(module).type
+    kind = main_of(module).type
     return _types(kind.inputs), _types(kind.results)
 
 
@@ -232,7 +250,7 @@ def annotate(
     Raises:
         ValueError: Shardings of another number than arguments or results.
     """
-    main = _main(module)
+    main = main_of(module)
     arguments = _attributes(main, "arg_attrs", len(main.type.inputs))
     results = _attributes(main, "res_attrs", len(main.type.results))
     _write_shardings("inputs", arguments, inputs)
@@ -257,7 +275,7 @@ def free_results(module: Any) -> list[bool]:
     Returns:
         One bool per result.
     """
-    main = _main(module)
+    main = main_of(module)
     results = _attributes(main, "res_attrs", len(main.type.results))
     return [_SHARDING not in attributes for attributes in results]
 
@@ -283,7 +301,18 @@ def _attributes(main: Any, key: str, count: int) -> list[dict[str, Any]]:
     return [{a.name: a.attr for a in given} for given in main.attributes[key]]
 
 
-def _main(module: Any) -> Any:
+def main_of(module: Any) -> Any:
+    """The function that is the step.
+
+    Args:
+        module: From `opened`.
+
+    Returns:
+        MLIR's function.
+
+    Raises:
+        ValueError: A module without ``main``.
+    """
     for operation in module.body.operations:
         if operation.attributes["sym_name"].value == "main":
             return operation

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from spmd import _torch_xla_trace
 from spmd._capture import recorded
+from spmd._host_spans import TRACE, span
 from spmd._mark import get_sharding
 from spmd._mesh import Mesh
 from spmd._names import call_leaves
@@ -141,12 +142,14 @@ def traced(
         call = _steady(_located(fn, sites), args, kwargs, state=state, mesh=mesh)
         with call as (record, inputs, constants):
             outputs = output_values(record, inputs, mesh)
-            proto = _torch_xla_trace.hlo_proto(record.outputs)
+            with span(TRACE):
+                proto = _torch_xla_trace.hlo_proto(record.outputs)
             record.outputs, record.originals = [], []
-    hlo = finish_module(proto, name=name, sites=sites, inputs=inputs, mesh=mesh)
-    del proto
+    with span(TRACE):
+        hlo = finish_module(proto, name=name, sites=sites, inputs=inputs, mesh=mesh)
+        del proto
+        module, digest = _apart(hlo_to_artifact, hlo)
     read = {v.name for v in inputs}
-    module, digest = _apart(hlo_to_artifact, hlo)
     program = Program(
         module=module,
         mesh=mesh,

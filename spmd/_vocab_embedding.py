@@ -18,6 +18,7 @@ from spmd._mark import get_sharding
 from spmd._mesh import Mesh
 from spmd._planning import GRADIENT, noted
 from spmd._spec import Spec, entry_axes, num_shards
+from spmd._vocab_columns import column_lookup, exchange_of
 from spmd._vocab_rows import add_rows, take_rows
 
 
@@ -54,11 +55,14 @@ def embedding(
             f"needed"
         )
     split = None if scale_grad_by_freq else _split_rows(weight, indices)
+    exchange = None if scale_grad_by_freq else exchange_of(weight, indices)
     found: Any
     if torch._C._are_functorch_transforms_active():
         found = _composed(weight, indices, padding_idx, scale_grad_by_freq)
     elif split is not None:
         found = _SplitLookup.apply(weight, indices, padding_idx, split)
+    elif exchange is not None:
+        found = column_lookup(weight, indices, padding_idx, exchange)
     else:
         found = _Lookup.apply(weight, indices, padding_idx, scale_grad_by_freq)
     return found
@@ -101,12 +105,15 @@ class _Lookup(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         weight, indices, ctx.padding_idx, ctx.scale_grad_by_freq = inputs
         ctx.num_rows = weight.shape[0]
+        ctx.uneven = _rows_are_uneven(indices)
         ctx.save_for_backward(indices)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (indices,) = ctx.saved_tensors
         (grad,) = grads
+        if ctx.uneven:
+            indices, grad = indices.flatten(), grad.flatten(0, -2)
         if ctx.scale_grad_by_freq:
             times = _frequency(indices, ctx.num_rows, grad.dtype)
             grad = grad / times.unsqueeze(-1)
@@ -114,6 +121,18 @@ class _Lookup(torch.autograd.Function):
             grad = grad.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
         table = grad.new_zeros(ctx.num_rows, grad.shape[-1])
         return table.index_put((indices,), grad, accumulate=True), None, None, None
+
+
+def _rows_are_uneven(indices: torch.Tensor) -> bool:
+    """Whether a batch of ids does not divide over the axes that split it.
+
+    The gradient is then torch's, of flat ids: XLA's partitioner (of torch_xla 2.9)
+    aborts over a scatter with such a batch.
+    """
+    ids = get_sharding(indices)
+    if ids is None or not indices.ndim:
+        return False
+    return indices.shape[0] % ids.mesh.axis_size(entry_axes(ids.spec[0])) != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +167,8 @@ def _split_rows(weight: torch.Tensor, indices: torch.Tensor) -> _Split | None:
     rows, columns = table.spec
     (ways, _), taken = num_shards(table.mesh, table.spec), set(entry_axes(rows))
     if ways == 1 or taken & set(entry_axes(ids.spec[0])):
+        return None
+    if _rows_are_uneven(indices):
         return None
     kept = (None if taken & set(entry_axes(entry)) else entry for entry in ids.spec)
     return _Split(table.mesh, ways, (rows, None, columns), (rows, *kept, None))
@@ -196,6 +217,7 @@ class _SplitGradient(torch.autograd.Function):
         wide = grad.expand(split.ways, *grad.shape)
         wide = wide.masked_fill(~has.unsqueeze(-1), 0)
         wide = _marked(wide, split.mesh, split.found)
+        rows, wide = _columns_apart(rows, wide, split)
         table = _marked(add_rows(rows, wide, size), split.mesh, split.table)
         return table.flatten(0, 1)[:num_rows]
 
@@ -212,6 +234,38 @@ class _SplitGradient(torch.autograd.Function):
             padding = (indices == ctx.padding_idx).unsqueeze(-1)
             found = found.masked_fill(padding, 0)
         return found, None, None, None, None
+
+
+def _columns_apart(
+    rows: torch.Tensor, wide: torch.Tensor, split: _Split
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Have an axis split the columns, as in the table, that splits the batch so far.
+
+    An all-to-all over this axis alone. Left to itself the partitioner gathers the rows
+    of all devices where an outer axis splits the batch too, which may cross hosts.
+
+    Args:
+        rows: [pieces, batch, ...].
+        wide: [pieces, batch, ..., columns].
+        split: What is known of the table.
+
+    Returns:
+        The same with the batch as [outer, inner]; unchanged where no axis is outer.
+    """
+    pieces, batch, *rest, _ = split.found
+    moving, axes = entry_axes(split.table[2]), entry_axes(batch)
+    outer = axes[: len(axes) - len(moving)]
+    if not moving or not outer or axes != (*outer, *moving):
+        return rows, wide
+    mesh = split.mesh
+    ways = mesh.axis_size(outer)
+    if wide.shape[1] % mesh.axis_size(axes) or wide.shape[-1] % mesh.axis_size(moving):
+        return rows, wide
+    rows, wide = (t.unflatten(1, (ways, -1)) for t in (rows, wide))
+    rows = _marked(rows, mesh, (pieces, outer, moving, *rest))
+    rows = _marked(rows.clone(), mesh, (pieces, outer, None, *rest))
+    wide = _marked(wide, mesh, (pieces, outer, moving, *rest, None))
+    return rows, _marked(wide.clone(), mesh, (pieces, outer, None, *rest, moving))
 
 
 def _places(

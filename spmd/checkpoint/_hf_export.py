@@ -10,10 +10,12 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from spmd._host_spans import CHECKPOINT, spanned
 from spmd._runtime import runtime
 from spmd.checkpoint import _background, _jax_values
 from spmd.checkpoint._folder import Folder, folder_at
 from spmd.checkpoint._hf_names import Group, tied_targets, to_files, unwrapped
+from spmd.checkpoint._pieces import pieces_by_name
 from spmd.checkpoint._places import Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
 from spmd.checkpoint._promised import promised_values
@@ -29,6 +31,7 @@ from spmd.checkpoint._team import Team, all_agree, current_team
 from spmd.checkpoint._together import write_share, write_together
 
 
+@spanned(CHECKPOINT)
 def export_hf(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -94,19 +97,26 @@ class _Weights:
         places = Places.of(model_places(model, ""))
         inner = unwrapped(model)
         left_out = tied_targets(inner)
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}  # hollow where it is in pieces
+        self._held: dict[str, torch.Tensor] = {}
+        self._pieces = pieces_by_name(model)
         for place in places.first:
             names = [
                 place.key,
                 *(a for a, k in places.aliases.items() if k == place.key),
             ]
             kept = next((n for n in names if n not in left_out), names[0])
-            self._tensors[kept] = place.read()
+            tensor = self._held[kept] = place.read()
+            piece = self._pieces.get(kept)
+            if piece is not None:
+                kept, dtype = piece.whole, tensor.dtype
+                tensor = torch.empty(piece.whole_shape, dtype=dtype, device="meta")
+            self._tensors[kept] = tensor
         several = team.count > 1
         values = _jax_values.gathered if several else _jax_values.elsewhere
-        promised = promised_values(self._tensors.values(), whole=several)
+        promised = promised_values(self._held.values(), whole=several)
         self._elsewhere = {**promised, **values(model)}
-        if any(t.device.type == "xla" for t in self._tensors.values()):
+        if any(t.device.type == "xla" for t in self._held.values()):
             from spmd import _torch_xla_graph
 
             _torch_xla_graph.settle(wait_for_it=True)
@@ -129,7 +139,13 @@ class _Weights:
         return self._made.pop(name)
 
     def _whole(self, name: str) -> torch.Tensor:
-        tensor = self._tensors[name]
+        parts = [(n, p.dim) for n, p in self._pieces.items() if p.whole == name]
+        if not parts:
+            return self._one(name)
+        return torch.cat([self._one(n) for n, _ in parts], parts[0][1])
+
+    def _one(self, name: str) -> torch.Tensor:
+        tensor = self._held[name]
         read = self._elsewhere.get(id(tensor))
         whole = None
         for box in boxes(name, tensor, Team(), read=read):

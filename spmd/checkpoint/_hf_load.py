@@ -9,6 +9,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import nn
 
+from spmd._host_spans import CHECKPOINT, spanned
 from spmd._mark import get_sharding, mark_sharding
 from spmd._mesh import Mesh
 from spmd._module import shard_module, to_device
@@ -19,6 +20,7 @@ from spmd.checkpoint._fill import fill_place, target_device
 from spmd.checkpoint._folder import folder_at
 from spmd.checkpoint._hf_names import Group, to_model, unwrapped
 from spmd.checkpoint._match import match
+from spmd.checkpoint._pieces import seen_by
 from spmd.checkpoint._places import Place, Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
 from spmd.checkpoint._promised import keep_on_use
@@ -29,6 +31,7 @@ from spmd.checkpoint._source import Kind, Source
 M = TypeVar("M", bound=nn.Module)
 
 
+@spanned(CHECKPOINT)
 def from_hf(
     path: str | os.PathLike[str],
     model: M,
@@ -66,10 +69,10 @@ def from_hf(
     source = SafetensorsSource(folder_at(path))
     inner = unwrapped(model)
     groups = to_model(inner, source.kinds)
-    weights = _Converted(source, groups)
     if mesh is not None:
         _jax_values.bring_back(model)
         _annotate(model, mesh, plan)
+    weights = seen_by(model, _Converted(source, groups), prefix="")
     places = Places.of(model_places(model, ""))
     found = match(
         {place.key: tuple(place.read().shape) for place in places.first},
@@ -108,7 +111,7 @@ def _annotate(model: nn.Module, mesh: Mesh, plan: Plan | None) -> None:
 
 
 def _in_groups(
-    places: Places, found: Mapping[str, str], weights: _Converted
+    places: Places, found: Mapping[str, str], weights: Source
 ) -> list[Place]:
     """Places in the order in which the files have them: a group's one after another."""
     order = {key: i for i, key in enumerate(weights.kinds)}
@@ -127,6 +130,7 @@ class _Converted(Source):
         kinds: dict[str, Kind] = {k: source.kinds[n] for k, n in self._renamed.items()}
         self._group_of: dict[str, Group] = {}
         self._made: dict[str, torch.Tensor] = {}
+        self._last = "", torch.empty(0)
         for group in groups:
             if group.convert is not None:
                 hollow = {n: _hollow(source.kinds[n]) for n in group.names}
@@ -154,12 +158,16 @@ class _Converted(Source):
             advance(target.nbytes)
 
     def _fused(self, key: str) -> torch.Tensor:
+        if self._last[0] == key:  # another piece of it
+            return self._last[1]
+        self._last = "", torch.empty(0)
         if key not in self._made:
             group = self._group_of[key]
             assert group.convert is not None
             whole = {name: self._source.whole(name) for name in group.names}
             self._made = group.convert(whole)
-        return self._made.pop(key)
+        self._last = key, self._made.pop(key)
+        return self._last[1]
 
     def object(self, key: str) -> Any:
         """See `Source`."""

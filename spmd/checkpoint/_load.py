@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from spmd import _random_state
+from spmd._host_spans import CHECKPOINT, spanned
 from spmd._module import to_device
 from spmd._tree import named_leaves
 from spmd.checkpoint import _background, _jax_values
@@ -25,6 +26,7 @@ from spmd.checkpoint._load_optimizer import (
 )
 from spmd.checkpoint._match import Match, match
 from spmd.checkpoint._objects import ABSENT, has_state, set_state_of
+from spmd.checkpoint._pieces import seen_by
 from spmd.checkpoint._places import Places, extra_places, join, model_places
 from spmd.checkpoint._progress import progress as progress_bar
 from spmd.checkpoint._promised import keep_on_use
@@ -52,6 +54,7 @@ class Loaded:
     unexpected: tuple[str, ...] = ()
 
 
+@spanned(CHECKPOINT)
 def load(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -103,8 +106,8 @@ def load(
         start = spmd.checkpoint.load("runs/a/100", model, optimizer).step
     """
     _background.settle()
-    source = source_at(path)
     wanted = dict(extra or {})
+    source = _source(path, model, wanted)
     places = Places.of(model_places(model))
     found = _matched(places, source, "model.", strict=strict)
     more = Places.of(extra_places(wanted))
@@ -138,6 +141,17 @@ def load(
     return Loaded(
         source.url, source.object("step"), returned, found.missing, found.unexpected
     )
+
+
+def _source(
+    path: str | os.PathLike[str], model: nn.Module, wanted: Mapping[str, Any]
+) -> Source:
+    """What is there, as the model and the modules of `extra` see it."""
+    source = seen_by(model, source_at(path))
+    for name, value in wanted.items():
+        if isinstance(value, nn.Module):
+            source = seen_by(value, source, prefix=f"extra.{name}")
+    return source
 
 
 def _matched(places: Places, source: Source, prefix: str, *, strict: bool) -> Match:

@@ -14,6 +14,7 @@ from spmd._runtime import runtime
 from spmd.checkpoint._fill import fill_place
 from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._objects import HOW_TO_RUN
+from spmd.checkpoint._pieces import PiecesSource, saved_names
 from spmd.checkpoint._places import Place, optimizer_names, optimizer_places
 from spmd.checkpoint._promised import can_promise
 from spmd.checkpoint._read import Advance
@@ -47,7 +48,7 @@ def check_optimizer(
             f"load: {source.url} has the state of {saved['class']}, the optimizer is "
             f"{kind}; build the same optimizer, or load without it"
         )
-    names = optimizer_names(model, optimizer)
+    names = saved_names(model, optimizer)
     theirs = [group["params"] for group in saved["groups"]]
     if list(map(len, names)) != list(map(len, theirs)) or names != theirs:
         raise ValueError(
@@ -55,7 +56,25 @@ def check_optimizer(
             f"{_first_difference(names, theirs)}. Build it with the same parameter "
             f"groups in the same order"
         )
+    _check_pieces(model, optimizer, source)
     return saved
+
+
+def _check_pieces(model: nn.Module, optimizer: Optimizer, source: Source) -> None:
+    """Refuse state that is of wholes where the model has pieces, or the other way."""
+    names = {name for group in optimizer_names(model, optimizer) for name in group}
+    strange = [*source.uncut] if isinstance(source, PiecesSource) else []
+    for key in source.kinds:
+        if key.startswith("optimizer."):
+            name, _, _ = key.removeprefix("optimizer.").rpartition(".")
+            strange += [key] if name not in names else []
+    if strange:
+        raise ValueError(
+            f"load: {source.url} has {', '.join(strange[:4])}, which does not go "
+            f"number by number with a parameter that is held in pieces in one of the "
+            f"two models. Take apart the same weights as when it was saved, or load "
+            f"without the optimizer"
+        )
 
 
 def keeps_its_state(model: nn.Module, optimizer: Optimizer, source: Source) -> bool:

@@ -79,7 +79,7 @@ def model_places(model: nn.Module, prefix: str = "model") -> Iterator[Place]:
     Yields:
         Tied ones repeatedly.
     """
-    for path, module in _modules(model):
+    for path, module in named_modules(model):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 key = join(prefix, join(path, name))
@@ -90,8 +90,15 @@ def model_places(model: nn.Module, prefix: str = "model") -> Iterator[Place]:
                 yield _entry(key, module._buffers, name)
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules by the name that they have in the unwrapped model."""
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules by the name that they have in the unwrapped model.
+
+    Args:
+        model: Any module, wrapped or not.
+
+    Yields:
+        Shared ones repeatedly.
+    """
     parallel = [n for n, m in model.named_modules() if isinstance(m, _PARALLEL)]
     for path, module in model.named_modules(remove_duplicate=False):
         for outer in sorted(parallel, key=len, reverse=True):
@@ -108,7 +115,7 @@ def parameter_names(model: nn.Module) -> dict[int, str]:
         model: Any module, wrapped or not.
     """
     found: dict[int, str] = {}
-    for path, module in _modules(model):
+    for path, module in named_modules(model):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 found.setdefault(id(parameter), join(path, name))

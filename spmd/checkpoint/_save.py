@@ -13,12 +13,14 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from spmd import _random_state
+from spmd._host_spans import CHECKPOINT, spanned
 from spmd.checkpoint import _background, _jax_values, _manifest
 from spmd.checkpoint._background import Saving, WhenBusy
 from spmd.checkpoint._commit import Commit, write_and_commit
 from spmd.checkpoint._folder import Folder, folder_at
 from spmd.checkpoint._manifest import Manifest
 from spmd.checkpoint._objects import extra_object, optimizer_object, state_of
+from spmd.checkpoint._pieces import Piece, in_wholes, pieces_by_name
 from spmd.checkpoint._places import (
     Places,
     extra_places,
@@ -32,6 +34,7 @@ from spmd.checkpoint._team import Team, current_team, shared_token
 from spmd.checkpoint._write import Advance, Box, packed, write_part
 
 
+@spanned(CHECKPOINT)
 def save(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -138,6 +141,7 @@ class _Snapshot:
     found: list[tuple[str, torch.Tensor]]
     elsewhere: dict[int, Reader]
     aliases: dict[str, str]
+    pieces: dict[str, Piece]
     team: Team
 
     @property
@@ -147,6 +151,9 @@ class _Snapshot:
         )
 
     def boxes(self, *, copy: bool = False) -> Iterator[Box]:
+        return in_wholes(self._boxes(copy=copy), self.pieces)
+
+    def _boxes(self, *, copy: bool) -> Iterator[Box]:
         for key, tensor in self.found:
             read = self.elsewhere.get(id(tensor))
             yield from boxes(key, tensor, self.team, read=read, copy=copy)
@@ -180,7 +187,11 @@ def _snapshot(
         from spmd import _torch_xla_graph
 
         _torch_xla_graph.settle(wait_for_it=True)
-    return _Snapshot(found, elsewhere, places.aliases, team)
+    pieces = pieces_by_name(model, "model")
+    for name, value in extra.items():
+        if isinstance(value, nn.Module):
+            pieces.update(pieces_by_name(value, f"extra.{name}"))
+    return _Snapshot(found, elsewhere, places.aliases, pieces, team)
 
 
 def _things(

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from spmd import Mesh, Plan
+
 
 def rotary(seq: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of the positions, each [seq, dim]."""
@@ -99,3 +101,28 @@ class Decoder(nn.Module):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), (
             logits
         )
+
+
+def megatron_plan(mesh: Mesh, *, sequence: bool) -> Plan:
+    """Weights and values split over tensor, and over the mesh's data axes.
+
+    With `sequence`, what is between the parallel parts is split on the sequence.
+    """
+    fsdp = "fsdp" if "fsdp" in mesh.sizes else None
+    column, row = ("tensor", fsdp), (fsdp, "tensor")
+    between = (mesh.data_axes, "tensor" if sequence else None, None)
+    inside = (mesh.data_axes, None, "tensor")
+    columns = ("q", "k", "v", "gate", "up")
+    return Plan(
+        {
+            **{f"**.{name}.weight": column for name in (*columns, "embed", "head")},
+            **{f"**.{name}.weight": row for name in ("o", "down")},
+            "**.*norm.weight": (None,),
+        },
+        inputs={f"**.{name}": inside for name in ("o", "down")},
+        outputs={
+            **{f"**.{name}": inside for name in (*columns, "head")},
+            **{f"**.{name}": between for name in ("o", "down", "embed")},
+            "layers.*": between,
+        },
+    )

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import profiling
 import spmd
@@ -50,6 +51,29 @@ def test_in_half_precision_they_are_half_as_many_bytes():
     whole, half = wire_bytes(1)[0], wire_bytes(1, None)[0]
     norms = 4 * 256 * 4 * 2 * 7 / 8  # layer norms reduce in float32
     assert half - norms == pytest.approx((whole - norms) / 2)
+
+
+def test_a_table_with_split_rows_is_looked_up_in_pieces():
+    """What is found is added up and scattered along the sequence; no ids move."""
+    mesh = spmd.Mesh({"fsdp": 2, "tensor": 4})
+    with spmd.meta_parameters():
+        model = nn.Sequential(nn.Embedding(1024, 64), nn.Linear(64, 64))
+    plan = spmd.Plan(
+        {"0.weight": ("tensor", "fsdp"), "1.weight": (None, None), "1.bias": (None,)},
+        outputs={"0": ("fsdp", "tensor", None)},
+    )
+    spmd.shard_module(model, mesh, plan)
+    wrapped = FSDPv2(model, mesh, mixed_precision=MixedPrecision())
+
+    def step(batch):
+        wrapped(batch).square().mean().backward()
+        return model[0].weight.grad
+
+    program = spmd.trace(step, torch.zeros(8, 16, dtype=torch.int64), model=wrapped)
+    schedule = profiling.compile(program, "h100:1x8")
+    looked_up = [c for c in schedule.collectives if c.module.startswith("0")]
+    found = [c.kind for c in looked_up if "tensor" in c.axes]
+    assert found == ["reduce-scatter"]
 
 
 def test_the_weight_gradient_has_the_dtype_it_is_computed_in():

@@ -36,6 +36,15 @@ def test_the_dim_that_is_split(shape, spec):
     assert spec_of(shape) == (spec if math.prod(shape) else (None,) * len(shape))
 
 
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [((64, 16), (None, "fsdp")), ((64, 12), ("fsdp", None)), ((2, 2), (None, None))],
+)
+def test_a_table_is_split_on_its_columns(shape, spec):
+    given = {"axis": "fsdp", "min_elements": 1, "is_table": True}
+    assert parameter_spec(shape, FLAT, **given) == spec
+
+
 @pytest.mark.parametrize("elements, split", [(4095, False), (4096, True)])
 def test_small_parameters_stay_whole(elements, split):
     spec = spec_of((elements,), Mesh({"fsdp": 1}), MIN_SHARD_ELEMENTS)

@@ -17,6 +17,7 @@ def test_a_gathered_weight_keeps_its_other_axes_and_its_gradient():
     weight = parameter(("tensor", "fsdp"))
     whole = gathered(weight, axis="fsdp")
     assert constraints(whole) == [as_tiles(MESH, ("tensor", None))]
+    assert spmd.get_sharding(whole).spec == ("tensor", None)
     (whole * 2).sum().backward()
     sync()
     torch.testing.assert_close(weight.grad.cpu(), torch.full((8, 8), 2.0))

@@ -230,4 +230,4 @@ def test_the_list_says_what_is_replaced():
         module, _, attribute = name.rpartition(".")
         if module == "torch.nn.functional":
             assert hasattr(F, attribute)
-    assert len(PRESERVED) == 7
+    assert len(PRESERVED) == 9

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import profiling
 import spmd
 from spmd import Mesh
 from tests.on_device import sync
@@ -74,6 +75,51 @@ def test_split_tables(name, at_spec, rows):
     torch.testing.assert_close(gradient, own.grad, rtol=0.0, atol=2e-6)
     marks = text.count('custom_call_target="Sharding"')
     assert marks == (4 if name in ("rows", "both") else 0)
+
+
+HOSTS = Mesh.hybrid(ici={"fsdp": 2, "tensor": 2}, dcn={"replica": 2})
+
+
+@pytest.mark.filterwarnings("ignore:.*does not divide over")
+@pytest.mark.parametrize("shape", [(4, 8), (8,), (6, 8)], ids=str)
+@pytest.mark.parametrize("sequence", [None, "tensor"])
+def test_a_batch_that_is_split_over_hosts_too(sequence, shape):
+    table, at = random(33, COLUMNS), ids(*shape)
+    grad = random(*shape, COLUMNS)
+    own = table.clone().requires_grad_()
+    wanted = F.embedding(at, own, padding_idx=2)
+    wanted.backward(grad)
+    weight = torch.nn.Parameter(table.to("xla"))
+    spmd.mark_sharding(weight, HOSTS, ("tensor", "fsdp"))
+    at_spec = (("replica", "fsdp"), sequence)[: at.ndim]
+    at = spmd.mark_sharding(at.to("xla"), HOSTS, at_spec)
+    with spmd.sharding_preserving():
+        found = F.embedding(at, weight, padding_idx=2)
+        found.backward(grad.to("xla"))
+    sync()
+    assert torch.equal(found.detach().cpu(), wanted)
+    torch.testing.assert_close(weight.grad.cpu(), own.grad, rtol=0.0, atol=2e-6)
+
+
+@pytest.mark.parametrize("target", ["cpu:8", "h100:1x8"])
+def test_the_gradient_gathers_no_rows_of_other_hosts(target):
+    """Columns are exchanged over fsdp; over replica there is the gradient alone."""
+    with spmd.meta_parameters():
+        model = torch.nn.Embedding(512, 128)
+    plan = spmd.Plan({"weight": ("tensor", "fsdp")})
+    spmd.shard_module(model, HOSTS, plan)
+
+    def step(at):
+        model(at).sin().sum().backward()
+        return model.weight.grad
+
+    at = torch.empty(8, 64, dtype=torch.int64, device="meta")
+    given = {"mesh": HOSTS, "batch_spec": (("replica", "fsdp"), None)}
+    program = spmd.trace(step, at, model=model, **given)
+    found = profiling.compile(program, target).collectives
+    far = [c for c in found if "replica" in c.axes]
+    assert [(c.kind, c.role) for c in far] == [("all-reduce", "gradient reduction")]
+    assert far[0].operand_bytes == 512 * 128 * 4 // 4
 
 
 def test_ids_that_were_reshaped_are_known():
