@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 # torch_xla reads both when it is imported, so they come first.
@@ -30,7 +31,6 @@ from rich.table import Table
 
 TARGET = "h100:2x8"
 DEVICES = 16
-SEQ = 2048  # tokens a row, one row for each device
 TEXT_BYTES = 50e6  # what the aim is about
 MIB = 2**20
 
@@ -41,47 +41,18 @@ def peak_bytes() -> int:
 
 def whole(layers: int, folder: Path) -> dict[str, float]:
     """Trace, compile and report in this process, with nothing cached."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import model_steps
 
     import profiling
     import spmd
-    from fsdpv2 import FSDPv2, transformer_auto_wrap_policy
 
-    config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        vocab_size=128256,
-        max_position_embeddings=SEQ,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        use_cache=False,
-    )
     spmd.init(cpu_devices=1)
     mesh = spmd.Mesh({"fsdp": DEVICES})
-    with spmd.meta_parameters():
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-    policy = transformer_auto_wrap_policy({"LlamaDecoderLayer"})
-    model = FSDPv2(model, mesh, auto_wrap_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    ids = torch.empty(DEVICES, SEQ, dtype=torch.int64, device="meta")
+    sizes = replace(model_steps.LLAMA["8b"], layers=layers)
+    model = model_steps.fsdp("llama", model_steps.llama_model(sizes), mesh)
     start = time.perf_counter()
-    program = spmd.trace(
-        step,
-        {"input_ids": ids, "labels": ids},
-        model=model,
-        optimizer=optimizer,
-        mesh=mesh,
+    program = model_steps.trace(
+        "llama", model, mesh, rows=1, seq=sizes.seq, adam=True, name="step"
     )
     traced = time.perf_counter()
     try:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import overlap_steps
+import model_steps
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +39,7 @@ from profiling._workload import workload
 LISTS = Path(__file__).with_name("overlap_flags.yaml")
 PRESETS = {"gpu": "gpu-overlap", "tpu": "tpu-overlap"}
 MS, GIB = 1e-3, 2**30
-decoder = overlap_steps.decoder
+decoder = model_steps.decoder
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ CASES = {
     "llama-2x8": Case(
         "Llama 3 8B, 32 layers, 2048 tokens a device, AdamW",
         "h100:2x8",
-        overlap_steps.llama,
+        model_steps.llama,
         spmd.Mesh.hybrid(ici={"fsdp": 8}, dcn={"replica": 2}),
         budget=7,
     ),

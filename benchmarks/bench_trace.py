@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 # torch_xla reads both when it is imported, so they come first.
 os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -24,74 +25,29 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from rich.console import Console
 from rich.table import Table
 
-VOCAB = 128256
 SEQ = 8192  # tokens a row; one row for each device that splits the batch
-KV_HEADS = 8
-# layers, hidden, feed-forward, heads (github.com/meta-llama/llama-models), devices
-# along fsdp and tensor
-CASES = {
-    "8b": (32, 4096, 14336, 32, 8, 4),
-    "70b": (80, 8192, 28672, 64, 32, 8),
-    "405b": (126, 16384, 53248, 128, 512, 8),
-}
-COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-PARAMETERS = {
-    **{f"**.{name}.weight": ("tensor", "fsdp") for name in COLUMNS},
-    "**.o_proj.weight": ("fsdp", "tensor"),
-    "**.down_proj.weight": ("fsdp", "tensor"),
-    "**.embed_tokens.weight": ("tensor", "fsdp"),
-    "lm_head.weight": ("tensor", "fsdp"),
-    "**.*norm.weight": (None,),
-}
+CASES = {"8b": (8, 4), "70b": (32, 8), "405b": (512, 8)}  # devices on fsdp and tensor
 AIMS = {"70b": (10.0, 2.5e9)}  # seconds on a machine with nothing else to do, bytes
 
 
 def run(case: str) -> dict[str, float]:
     """Trace one case in this process."""
-    import jax
-    import torch
-    import transformers
+    import model_steps
 
     import spmd
     from fsdpv2 import FSDPv2
     from spmd import _program_file
 
-    layers, hidden, ffn, heads, fsdp, tensor = CASES[case]
+    fsdp, tensor = CASES[case]
     spmd.init(cpu_devices=8)
     mesh = spmd.Mesh({"fsdp": fsdp, "tensor": tensor})
-    config = transformers.LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_attention_heads=heads,
-        num_key_value_heads=KV_HEADS,
-        vocab_size=VOCAB,
-        max_position_embeddings=SEQ,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        use_cache=False,
-    )
-    with spmd.meta_parameters():
-        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    spmd.shard_module(model, mesh, spmd.Plan(PARAMETERS))
+    model = model_steps.llama_model(replace(model_steps.LLAMA[case], seq=SEQ))
+    spmd.shard_module(model, mesh, model_steps.weights_plan("llama", mesh))
     model = FSDPv2(model, mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    ids = jax.ShapeDtypeStruct((fsdp, SEQ), "int64")
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
-    program = spmd.trace(
-        step,
-        {"input_ids": ids, "labels": ids},
-        model=model,
-        optimizer=optimizer,
-        mesh=mesh,
+    program = model_steps.trace(
+        "llama", model, mesh, rows=1, seq=SEQ, adam=True, name="step"
     )
     trace_s = time.perf_counter() - start
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
