@@ -18,6 +18,7 @@ from flags._cli import flags_group
 from profiling._cli_diff import diff_command
 from profiling._cli_explain import explain_command
 from profiling._cli_inspect import inspect_command
+from profiling._cli_profile import profile_command
 from profiling._cli_tune import tune_command
 from profiling._target import Target, targets
 from profiling._target_show import memory_text
@@ -37,6 +38,7 @@ def main() -> None:
 main.add_command(diff_command)
 main.add_command(explain_command)
 main.add_command(inspect_command)
+main.add_command(profile_command)
 main.add_command(tune_command)
 main.add_command(flags_group(workload_of))
 main.add_command(checkpoint)

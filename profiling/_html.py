@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined, Template
 
 from profiling._html_data import page_data
 from profiling._html_figures import compiled_by, figures, subtitle
-from profiling._show_words import seconds_text
+from profiling._html_page import render
 
 _SCRIPTS = (
     "start.js",
     "format.js",
+    "facts.js",
     "table.js",
     "lanes.js",
     "timeline_input.js",
@@ -27,10 +21,9 @@ _SCRIPTS = (
     "memory.js",
     "pieces.js",
     "sharding.js",
+    "theme.js",
     "page.js",
 )
-_UNSAFE = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
-"""In JSON these stand only inside strings, where an escape means the same."""
 
 
 def html(document: Mapping[str, Any]) -> str:
@@ -47,13 +40,10 @@ def html(document: Mapping[str, Any]) -> str:
         >>> "<title>&lt;step&gt;" in page, "<step>" in page
         (True, False)
     """
-    style, script = _asset("page.css"), _script()
-    return _template().render(
-        policy=f"default-src 'none'; script-src {_hash(script)}; "
-        f"style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
-        style=style,
-        script=script,
-        data=_embedded(page_data(document)),
+    return render(
+        "page.html.j2",
+        _SCRIPTS,
+        page_data(document),
         name=document.get("name") or "Step",
         subtitle=subtitle(document),
         figures=figures(document),
@@ -66,38 +56,3 @@ def html(document: Mapping[str, Any]) -> str:
         has_timeline=bool(document.get("timeline")),
         memory_origin=(document.get("memory") or {}).get("origin", "not known"),
     )
-
-
-def _embedded(data: Any) -> str:
-    """JSON that no text in it can break out of."""
-    return json.dumps(data, separators=(",", ":")).translate(_UNSAFE)
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("profiling").joinpath("report", name).read_text(encoding="utf-8")
-
-
-@cache
-def _script() -> str:
-    """All scripts as one, in a scope of their own."""
-    return "\n".join(['(() => {\n"use strict";', *map(_asset, _SCRIPTS), "})();\n"])
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["seconds"] = seconds_text
-    environment.filters["flag"] = lambda v: str(v).lower() if v in (True, False) else v
-    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    return environment.from_string(_asset("page.html.j2"))

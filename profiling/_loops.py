@@ -151,7 +151,7 @@ def _loop(module: Module, computation: Computation, instruction: Instruction) ->
     known = _known(instruction.attributes.backend_config)
     derived = None
     if known is None:
-        derived = _derived(module, instruction)
+        derived = _derived(module, computation, instruction)
     trip_count = derived if known is None else known
     return Loop(
         instruction, computation.name, body, condition, trip_count, derived is not None
@@ -170,7 +170,7 @@ def _known(backend_config: str) -> int | None:
     return count if count >= 0 else None
 
 
-def _derived(module: Module, loop: Instruction) -> int | None:
+def _derived(module: Module, around: Computation, loop: Instruction) -> int | None:
     """Run the loop on its counters alone.
 
     Which elements of the state are counters is found on the way: the condition asks for
@@ -183,7 +183,10 @@ def _derived(module: Module, loop: Instruction) -> int | None:
     for _ in range(len(loop.shape.elements) + 1):
         wanted: set[int] = set()
         try:
-            return _run(budget, loop, body, condition, counters, wanted)
+            first = {
+                i: _first(budget, module, around, loop, i) for i in sorted(counters)
+            }
+            return _run(budget, first, body, condition, counters, wanted)
         except Unknown:
             if not wanted - counters:
                 return None
@@ -193,13 +196,12 @@ def _derived(module: Module, loop: Instruction) -> int | None:
 
 def _run(
     budget: Budget,
-    loop: Instruction,
+    state: dict[int, int],
     body: Computation,
     condition: Computation,
     counters: set[int],
     wanted: set[int],
 ) -> int:
-    state = {i: _first(budget, loop, i) for i in sorted(counters)}
     for trips in range(MAX_TRIPS):
         whole = (Element(state, wanted),)
         if not evaluate(budget, condition.root, whole):
@@ -211,14 +213,37 @@ def _run(
     raise Unknown
 
 
-def _first(budget: Budget, loop: Instruction, index: int) -> int:
+def _first(
+    budget: Budget, module: Module, around: Computation, loop: Instruction, index: int
+) -> int:
     """A counter's first value, from the while's operand."""
     source = loop.operands[0]
     while source.opcode in ("copy", "opt-barrier", "bitcast"):
         source = source.operands[0]
     if source.opcode != "tuple" or index >= len(source.operands):
         raise Unknown
-    return _number(evaluate(budget, source.operands[index], ()))
+    return _number(evaluate(budget, _given(module, around, source.operands[index]), ()))
+
+
+def _given(module: Module, inside: Computation, value: Instruction) -> Instruction:
+    """What a parameter is where its computation is called in one place only.
+
+    Before it is compiled a loop may lie in a function, which gets its first counter.
+    """
+    for _ in module.computations:
+        if value.opcode != "parameter":
+            break
+        calls = [
+            (computation, instruction)
+            for computation in module.computations
+            for instruction in computation.instructions
+            if inside.name in instruction.called
+        ]
+        if len(calls) != 1 or calls[0][1].opcode != "call":
+            break
+        inside, call = calls[0]
+        value = call.operands[value.attributes.parameter]
+    return value
 
 
 def _next(budget: Budget, body: Computation, index: int, state: tuple[Element]) -> int:

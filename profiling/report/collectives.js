@@ -16,12 +16,6 @@ function collectiveFacts(c) {
   return facts.filter(([, text]) => text);
 }
 
-// What is long has a line of its own.
-function factList(facts) {
-  return el("dl", {}, ...facts.map(([term, text]) => el("div",
-    { class: text.length > 44 ? "long" : null }, el("dt", {}, term), el("dd", {}, text))));
-}
-
 function movedList(c) {
   if (c.moved.length < 2) return "";
   const most = 12, more = c.moved.length - most;
@@ -33,7 +27,6 @@ function movedList(c) {
       more > 0 ? el("li", { class: "soft" }, `and ${more} more`) : null));
 }
 
-const isKnown = (value) => value !== null && value !== undefined;
 const isExposed = (c) => (c.exposed_s || 0) > 0;
 
 // The same collective of every layer as one row.

@@ -216,3 +216,55 @@ ENTRY e {{
 def test_the_limit_is_what_it_says() -> None:
     (found,) = loops(loop(bound=f"constant({MAX_TRIPS - 1})"))
     assert found.trip_count == MAX_TRIPS - 1
+
+
+def test_a_counter_that_begins_outside_of_the_loops_function() -> None:
+    """As a scan is before it is compiled: the while lies in a function of its own."""
+    text = """HloModule m
+cond {
+  p = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(7)
+  ROOT c = pred[] compare(i, n), direction=LT
+}
+body {
+  p = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4] get-tuple-element(p), index=1
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  ROOT t = (s32[], f32[4]) tuple(j, x)
+}
+inner {
+  first = s32[] parameter(1)
+  x = f32[4] parameter(0)
+  s = (s32[], f32[4]) tuple(first, x)
+  ROOT w = (s32[], f32[4]) while(s), condition=cond, body=body
+}
+outer {
+  x = f32[4] parameter(0)
+  two = s32[] constant(2)
+  ROOT w = (s32[], f32[4]) call(x, two), to_apply=inner
+}
+ENTRY e {
+  x = f32[4] parameter(0)
+  ROOT w = (s32[], f32[4]) call(x), to_apply=outer
+}
+"""
+    (found,) = loops(parse(text))
+    assert (found.trip_count, found.is_derived) == (5, True)
+    assert executions(parse(text))["body"].times == 5
+    twice = text.replace(
+        "ROOT w = (s32[], f32[4]) call(x), to_apply=outer",
+        "v = (s32[], f32[4]) call(x), to_apply=outer\n"
+        "  ROOT w = (s32[], f32[4]) call(x), to_apply=outer",
+    )
+    (found,) = loops(parse(twice))
+    assert found.trip_count == 5  # the function itself is called in one place
+    again = text.replace(
+        "ROOT w = (s32[], f32[4]) call(x, two), to_apply=inner",
+        "v = (s32[], f32[4]) call(x, two), to_apply=inner\n"
+        "  ROOT w = (s32[], f32[4]) call(x, two), to_apply=inner",
+    )
+    (found,) = loops(parse(again))
+    assert found.trip_count is None  # other calls may begin elsewhere
