@@ -18,6 +18,7 @@ from profiling._memory import memory_use
 from profiling._no_gc import no_gc
 from profiling._schedule import Schedule
 from profiling._simulate import timeline
+from profiling._slices import of_all_slices
 from profiling._target import Target
 from spmd._mesh import Mesh
 
@@ -85,7 +86,11 @@ class _Found:
         if isinstance(what, Compiled):
             source = f"what was compiled for {what.target.text}"
             with no_gc():
-                module = read_binary(what.hlo, source=source)
+                module = of_all_slices(
+                    read_binary(what.hlo, source=source),
+                    num_devices=what.target.num_devices,
+                    num_slices=what.target.num_slices,
+                )
             return cls(module, module.name, compiled=what)
         if isinstance(what, Module):
             return cls(what, what.name, what.source, notes=_order_notes(what))

@@ -26,7 +26,10 @@ _ONE_CALL = re.compile(r", (?:calls|to_apply)=%([A-Za-z_][\w.\-]*)(?=,|$)")
 _PAIR = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([0-7]{3})|(.))", re.DOTALL)
-_FRONTEND = re.compile(r"([\w.\-]+)=(\"(?:[^\"\\]|\\.)*\"|\{[^{}]*\}|[^,{}\"]*)")
+_FRONTEND = re.compile(
+    r"([\w.\-]+)="
+    r"(\"(?:[^\"\\]|\\.)*\"|\{(?:[^{}]|\{[^{}]*\})*\}|[^,{}\"]*)"
+)
 _NAMED_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _CALLS = (
     "body",

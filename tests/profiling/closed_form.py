@@ -11,13 +11,17 @@ from spmd._spec import entry_axes
 
 
 def sharded_bytes(program: Program, axis: str = "fsdp") -> dict[str, int]:
-    """Bytes of each parameter that `axis` splits, gathered over that axis alone."""
+    """Bytes of each parameter that `axis` splits, gathered over that axis alone.
+
+    An embedding's table is none of them: its rows are exchanged.
+    """
     assert program.mesh is not None
     ways = program.mesh.axis_size(axis)
     return {
         value.name: value.device_bytes(program.mesh) * ways
         for value in program.inputs
         if value.role == "parameter"
+        and "embed" not in value.name
         and any(axis in entry_axes(entry) for entry in value.spec or ())
     }
 
