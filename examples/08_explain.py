@@ -125,8 +125,9 @@ def show(verified: profiling.Verified) -> None:
     for found in verified.findings:
         proof = None if found.fix is None else found.fix.proof
         if proof is not None:
-            costs = f", more {', '.join(proof.costs)}" if proof.costs else ""
-            line = f"{found.kind}: gone; less {', '.join(proof.gains)}{costs}"
+            costs = f" for more {', '.join(proof.costs)}" if proof.is_trade else ""
+            gone = "gone" if proof.gone else "smaller"
+            line = f"{found.kind}: {gone}; less {', '.join(proof.gains)}{costs}"
             console.print(f"   {line}", highlight=False)
             if proof.even_at is not None:
                 line = f"from {proof.even_at:.2g} times these rows on it sends less"

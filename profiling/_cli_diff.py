@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from profiling._cli_options import (
+    json_option,
+    mesh_option,
+    program_option,
+    refuse,
+    target_file_option,
+)
 from profiling._cli_progress import Steps
 from profiling._cli_values import (
     flags_from,
@@ -20,9 +27,8 @@ from profiling._cli_values import (
     with_preset,
 )
 from profiling._compiled import CompileError, FlagValue
-from profiling._diff_side import Side, is_json, side_of, sides_from_json
+from profiling._diff_side import Side
 from profiling._dump import Dump
-from profiling._read import read
 from profiling._target import Target
 
 if TYPE_CHECKING:
@@ -74,13 +80,9 @@ class _Asked:
     help="What to compile programs for; default: what the other side is for. Of dumps: "
     "what they ran on. Of JSON with several schedules: which.",
 )
-@click.option(
-    "--target-file",
-    type=click.Path(path_type=Path),
-    help="YAML of further chips, in the form of profiling/targets.yaml.",
-)
-@click.option("--program", "name", help="Which program of dumps; default: largest.")
-@click.option("--mesh", "mesh_text", help="Of dumps: names the axes, fsdp=4,tensor=2.")
+@target_file_option
+@program_option
+@mesh_option
 @click.option("--preset-a", metavar="NAME|FILE", help="Flags to compile A with.")
 @click.option("--preset-b", metavar="NAME|FILE", help="Flags to compile B with.")
 @click.option("--flag-a", multiple=True, help="XLA flag for A, name=value.")
@@ -92,7 +94,7 @@ class _Asked:
     metavar="LIMIT",
     help="End with 1 where B is beyond it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write data instead of text.")
+@json_option
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -135,13 +137,13 @@ def diff_command(
         )
         if not any(isinstance(side.what, Dump) for side in asked):
             for given, option in ((name, "--program"), (mesh, "--mesh")):
-                _refuse(given, option, "neither A nor B is a dump")
+                refuse(given, option, "neither A nor B is a dump")
         target = target or _target_of_other(asked, target_file)
         sides = [_side(side, target, name, mesh, steps) for side in asked]
     found = diff(*sides)
     broken = _broken(wanted, found)
     if as_json:
-        data = {**found.as_json(), "failed": broken}
+        data = found.as_json(failed=broken)
         click.echo(json.dumps(data, indent=1, allow_nan=False))
     else:
         _show(found, broken, top)
@@ -164,17 +166,14 @@ def _broken(limits: Sequence[Limit], found: Diff) -> list[str]:
         raise click.UsageError(f"--fail-on {error}") from error
 
 
-def _refuse(given: object, option: str, why: str) -> None:
-    if given:
-        raise click.UsageError(f"{option} does not apply: {why}")
-
-
 def _asked(
     path: Path, flags: Sequence[str], preset: str | None, option: str, steps: Steps
 ) -> _Asked:
+    from profiling._diff_read import opened
+
     try:
         with steps.step(f"reading {path}"):
-            what = sides_from_json(path) if is_json(path) else read(path)
+            what = opened(path)
     except OSError as error:
         raise click.UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
@@ -182,8 +181,8 @@ def _asked(
     entry = None if preset is None else preset_from(preset)
     asked = _Asked(path, what, flags_from(flags), entry, option)
     if not asked.is_program:
-        _refuse(flags, f"--flag{option}", f"{path} is compiled already")
-        _refuse(preset, f"--preset{option}", f"{path} is compiled already")
+        refuse(flags, f"--flag{option}", f"{path} is compiled already")
+        refuse(preset, f"--preset{option}", f"{path} is compiled already")
     return asked
 
 
@@ -210,11 +209,14 @@ def _side(
     mesh: Mapping[str, int] | None,
     steps: Steps,
 ) -> Side:
-    if isinstance(asked.what, tuple):
-        return _chosen(asked.path, asked.what, target)
+    from profiling._diff_read import chosen, side
+
     try:
+        if isinstance(asked.what, tuple):
+            return chosen(asked.what, target, str(asked.path))
         if isinstance(asked.what, Dump):
-            return _of_dump(asked.what, target, name, mesh, steps)
+            with steps.step(f"analysing {asked.path}"):
+                return side(asked.what, target=target, mesh=mesh, name=name)
         assert target is not None, "programs without a target were refused"
         return _compiled(asked, asked.what, target, steps)
     except OSError as error:
@@ -225,34 +227,8 @@ def _side(
         raise click.UsageError(str(error)) from error
 
 
-def _chosen(path: Path, sides: Sequence[Side], target: Target | None) -> Side:
-    """The schedule of a JSON file that is for the target."""
-    if target is None and len(sides) == 1:
-        return sides[0]
-    found = [s for s in sides if target is not None and s.target == target.text]
-    if not found:
-        texts = ", ".join(s.target or "no target" for s in sides)
-        asked = "" if target is None else f", not {target.text}"
-        raise click.UsageError(f"{path} is for {texts}{asked}: say which with --target")
-    return found[0]
-
-
-def _of_dump(
-    dump: Dump,
-    target: Target | None,
-    name: str | None,
-    mesh: Mapping[str, int] | None,
-    steps: Steps,
-) -> Side:
-    from profiling._analyse import analyse
-
-    chosen = dump.largest if name is None else dump.program(name)
-    with steps.step(f"analysing {chosen.name}"):
-        return side_of(analyse(chosen, mesh=mesh, target=target))
-
-
 def _compiled(asked: _Asked, program: Program, target: Target, steps: Steps) -> Side:
-    from profiling._compile_anyway import compile_anyway
+    from profiling._diff_read import side
 
     def progress(text: str, elapsed_s: float) -> None:
         steps.tick(f"compiling {asked.path} for {text}", elapsed_s)
@@ -263,7 +239,7 @@ def _compiled(asked: _Asked, program: Program, target: Target, steps: Steps) -> 
         for message in messages:
             click.echo(message, err=True)
     try:
-        return side_of(compile_anyway(program, target, flags=flags, progress=progress))
+        return side(program, target=target, flags=flags, progress=progress)
     except CompileError as error:
         from profiling._show import show_error
 

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from profiling._cli_options import (
+    json_option,
+    target_file_option,
+)
 from profiling._cli_progress import Steps
 from profiling._cli_values import flags_from, targets_from
 from profiling._compiled import CompileError, FlagValue
@@ -33,13 +37,9 @@ Examples:
 @click.command("explain", epilog=_EPILOG)
 @click.argument("path", type=click.Path(path_type=Path), metavar="PROGRAM")
 @click.option("--target", "text", required=True, help="What to compile it for.")
-@click.option(
-    "--target-file",
-    type=click.Path(path_type=Path),
-    help="YAML of further chips, in the form of profiling/targets.yaml.",
-)
+@target_file_option
 @click.option("--flag", "flag_texts", multiple=True, help="XLA flag, name=value.")
-@click.option("--json", "as_json", is_flag=True, help="Write data instead of text.")
+@json_option
 @click.option("--verify", "verifies", is_flag=True, help="Compile again with each fix.")
 @click.option(
     "--most",

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from profiling._cli_options import (
+    json_option,
+    mesh_option,
+    program_option,
+    refuse,
+    target_file_option,
+)
 from profiling._cli_progress import Steps
 from profiling._cli_values import (
     flags_from,
@@ -47,13 +54,9 @@ Examples:
     help="What to compile a program for, such as h100:2x8; may be repeated. "
     "Of a dump: what it ran on.",
 )
-@click.option(
-    "--target-file",
-    type=click.Path(path_type=Path),
-    help="YAML of further chips, in the form of profiling/targets.yaml.",
-)
-@click.option("--program", "name", help="Which program of a dump; default: largest.")
-@click.option("--mesh", "mesh_text", help="Of a dump: names the axes, fsdp=4,tensor=2.")
+@target_file_option
+@program_option
+@mesh_option
 @click.option(
     "--preset",
     "preset_text",
@@ -66,7 +69,7 @@ Examples:
     multiple=True,
     help="XLA flag, name=value; wins over the preset's.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write data instead of text.")
+@json_option
 @click.option(
     "--html",
     "html_path",
@@ -108,14 +111,14 @@ def inspect_command(
         with steps.step(f"reading {path}"):
             what = _read(path)
         if isinstance(what, Dump):
-            _refuse(flag_texts, "--flag", f"{path} is compiled already")
-            _refuse(preset, "--preset", f"{path} is compiled already")
+            refuse(flag_texts, "--flag", f"{path} is compiled already")
+            refuse(preset, "--preset", f"{path} is compiled already")
             chosen = _choose(what, name)
             outcomes = _of_dump(chosen, targets, mesh, steps)
         else:
             chosen = None
-            _refuse(name, "--program", f"{path} is one program")
-            _refuse(mesh, "--mesh", f"{path} has its own, {what.mesh or 'one device'}")
+            refuse(name, "--program", f"{path} is one program")
+            refuse(mesh, "--mesh", f"{path} has its own, {what.mesh or 'one device'}")
             _check_targets(what, path, targets, target_file)
             outcomes = _of_program(what, targets, preset, flags, steps)
         pages = _pages(outcomes, html_path, steps)
@@ -139,11 +142,6 @@ def _read(path: Path) -> Program | Dump:
         raise click.UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _refuse(given: object, option: str, why: str) -> None:
-    if given:
-        raise click.UsageError(f"{option} does not apply: {why}")
 
 
 def _choose(dump: Dump, name: str | None) -> DumpedProgram:

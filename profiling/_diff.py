@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from profiling._collective import Collective, Moved
 from profiling._device_groups import DeviceGroups
@@ -14,6 +14,10 @@ from profiling._diff_side import FIGURES, Side
 from profiling._target import count
 from profiling._totals import Total, table
 from profiling._why import pattern_of
+
+if TYPE_CHECKING:
+    from profiling._diff_read import Step
+    from profiling._target import Target
 
 What: TypeAlias = Literal[
     "added",
@@ -102,11 +106,14 @@ class Diff:
         same = self.before.figures == self.after.figures
         return same and not self.changes and not self.held
 
-    def as_json(self) -> dict[str, Any]:
-        """All of it as data.
+    def as_json(self, *, failed: Sequence[str] = ()) -> dict[str, Any]:
+        """All of it as data; `profiling/schema/diff.json` describes the form.
+
+        Args:
+            failed: What a check found, if there was one.
 
         Returns:
-            Dicts, lists, strings, numbers and None.
+            Dicts, lists, strings, numbers, bools and None.
         """
         sides = {"a": self.before, "b": self.after}
         return {
@@ -129,6 +136,7 @@ class Diff:
                 for h in self.held
             ],
             "notes": list(self.notes),
+            "failed": list(failed),
         }
 
     def __repr__(self) -> str:
@@ -138,16 +146,30 @@ class Diff:
         )
 
 
-def diff(before: Side, after: Side) -> Diff:
+def diff(before: Step, after: Step, *, target: Target | str | None = None) -> Diff:
     """Compare two steps.
 
     Args:
-        before: The first.
+        before: The first: a program, a schedule, a dump, a path of one of these or of
+            what ``spmd inspect --json`` wrote; or a `Side`, which says more of how it
+            is to be read or compiled.
         after: The second.
+        target: What to compile programs for, such as ``"h100:2x8"``; of dumps: what
+            they ran on. Default for a program: what the other step is for.
 
     Returns:
         What the second does otherwise.
+
+    Raises:
+        OSError: See `side`.
+        TypeError: See `side`.
+        ValueError: See `side`.
+        CompileError: See `side`.
     """
+    if not isinstance(before, Side) or not isinstance(after, Side):
+        from profiling._diff_read import both_sides
+
+        before, after = both_sides(before, after, target)
     changes = sorted(_changes(before, after), key=_size)
     inputs = held(before.tensors, after.tensors)
     notes = tuple(_notes(before, after))

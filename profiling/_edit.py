@@ -10,6 +10,7 @@ from profiling._finding import Change
 from profiling._op_name import parse_op_name
 from profiling._step_ops import read_location
 from profiling._step_values import owner
+from profiling._step_walk import walk
 from spmd._mesh import Mesh
 from spmd._program import Program
 from spmd._sharding import HloSharding, from_hlo, to_hlo
@@ -79,21 +80,15 @@ def _with_state(program: Program, specs: dict[str, Spec]) -> dict[str, Spec]:
 def _edited(
     program: Program, change: Change, specs: Mapping[str, Spec], old: Mesh, mesh: Mesh
 ) -> bytes:
-    from jax.extend.mlir import ir
+    from spmd._stablehlo import edited
 
-    from spmd._stablehlo import _main, _serialized, opened
-
-    with opened(program.module) as module:
-        block = _main(module).regions[0].blocks[0]
-        arguments = list(block.arguments)
-        operations = [op.operation for op in block.operations]
-        place = _Place(program, arguments, operations)
-        results = list(operations[-1].operands)
+    def edit(main: Any) -> None:
+        place = _Place(program, main)
         for index, value in enumerate(program.outputs):
             spec = specs.get(
                 "" if value.updates is None else program.inputs[value.updates].name
             )
-            placed = _placed(results[index].owner)
+            placed = _placed(place.results[index].owner)
             if spec is not None and placed is not None:
                 _say(placed, to_hlo(old, spec))
         for number, spec in change.annotations:
@@ -102,45 +97,45 @@ def _edited(
                 raise ValueError(f"operation {number} of the step is no annotation")
             _say(operation, to_hlo(old, spec))
         for number, spec in change.before:
-            _insert_before(ir, place.operation(number), to_hlo(old, spec))
+            _insert_before(place.operation(number), to_hlo(old, spec))
         for number, spec in change.values:
-            _insert(ir, place, number, to_hlo(old, spec))
+            _insert(place, number, to_hlo(old, spec))
         if mesh != old:
-            for operation in [op.operation for op in block.operations]:
+            for operation in place.operations:
                 _turn(operation, old, mesh)
-        return _serialized(module)
+
+    return edited(program.module, edit)
 
 
 class _Place:
     """Finds what `StepOp.number` counts."""
 
-    def __init__(
-        self, program: Program, arguments: list[Any], operations: list[Any]
-    ) -> None:
+    def __init__(self, program: Program, main: Any) -> None:
         self._program = program
-        self._arguments = arguments
-        self._operations = operations
+        self._walked = walk(main)
+        operations = main.regions[0].blocks[0].operations
+        self.first = operations[0].operation
+        self.results = list(operations[len(operations) - 1].operation.operands)
+        self.operations = list(
+            dict.fromkeys(w.operation for w in self._walked if w.operation is not None)
+        )
 
     def operation(self, number: int) -> Any:
-        index = number - len(self._arguments)
-        if not 0 <= index < len(self._operations):
+        found = self._walked[number] if 0 <= number < len(self._walked) else None
+        if found is None or found.operation is None:
+            number_of = len(self._program.inputs)
             raise ValueError(
                 f"program {self._program.name!r} has no operation {number}, it has "
-                f"{len(self._arguments)} to "
-                f"{len(self._arguments) + len(self._operations) - 1}"
+                f"{number_of} to {len(self._walked) - 1}"
             )
-        return self._operations[index]
+        return found.operation
 
     def value(self, number: int) -> tuple[Any, Any]:
         """A value, and the operation after which an annotation of it stands."""
-        if number < len(self._arguments):
-            return self._arguments[number], None
+        if number < len(self._program.inputs):
+            return self._walked[number].value, None
         operation = self.operation(number)
         return operation.results[0], operation
-
-    @property
-    def first(self) -> Any:
-        return self._operations[0]
 
 
 def _placed(operation: Any) -> Any | None:
@@ -155,10 +150,10 @@ def _say(operation: Any, sharding: HloSharding) -> None:
     operation.attributes[_SHARDING] = ir.StringAttr.get(str(sharding))
 
 
-def _insert(ir: Any, place: _Place, number: int, sharding: HloSharding) -> None:
+def _insert(place: _Place, number: int, sharding: HloSharding) -> None:
     """Annotate a value for all its readers; of an input not for the update."""
     value, after = place.value(number)
-    made = _annotation(ir, value, sharding, place.first)
+    made = _annotation(value, sharding, after or place.first)
     readers = [use.owner for use in value.uses]
     if after is not None:
         made.move_after(after)
@@ -168,13 +163,15 @@ def _insert(ir: Any, place: _Place, number: int, sharding: HloSharding) -> None:
     value.replace_all_uses_except(made.results[0], kept)
 
 
-def _insert_before(ir: Any, annotation: Any, sharding: HloSharding) -> None:
+def _insert_before(annotation: Any, sharding: HloSharding) -> None:
     """Annotate what an annotation is given, for it alone."""
-    made = _annotation(ir, annotation.operands[0], sharding, annotation)
+    made = _annotation(annotation.operands[0], sharding, annotation)
     annotation.operands[0] = made.results[0]
 
 
-def _annotation(ir: Any, value: Any, sharding: HloSharding, before: Any) -> Any:
+def _annotation(value: Any, sharding: HloSharding, before: Any) -> Any:
+    from jax.extend.mlir import ir
+
     return ir.Operation.create(
         "stablehlo.custom_call",
         results=[value.type],

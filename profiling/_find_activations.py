@@ -56,12 +56,12 @@ def _runs(found: Sequence[Root | None]) -> list[list[Root]]:
     annotations of all of them together can be worth it.
     """
     together: dict[str, set[str]] = {}
-    last = ""
+    last: str | None = None
     for root in found:
-        pattern = "" if root is None else pattern_of(root.op.scope.module)
-        if pattern:
+        pattern = None if root is None else pattern_of(root.op.scope.module)
+        if pattern is not None:
             own = together.setdefault(pattern, {pattern})
-            for other in tuple(together.get(last, ())):
+            for other in tuple(together.get(last, ()) if last is not None else ()):
                 own |= together[other]
             for other in own:
                 together[other] = own

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from profiling._case import Case
+from profiling._find_reshards import spec_of
 from profiling._finding import Change, Finding, Fix
 from profiling._fix_outputs import Root, outputs_fix
-from profiling._why import over, several, spec_code, split_words
+from profiling._step_ops import StepOp
+from profiling._why import annotated_name, over, several, spec_code, split_words
 from spmd._spec import Spec, entry_axes
 from spmd._value import Value
 
@@ -108,28 +110,60 @@ def rows_computed_twice(case: Case) -> list[Finding]:
         wanted = ways * case.size(tuple(mine))
         if done * 2 > wanted or math.prod(split.ways[d] for d in rows) >= ways:
             continue
-        module = op.scope.module or "the model"
-        found.append(
-            Finding(
-                kind="batch-replicated",
-                severity="problem",
-                where=module,
-                what=(
-                    f"{module} computes the same {list(split.piece)} on "
-                    f"{wanted // done} devices"
-                ),
-                why=(
-                    f"{weight} {split_words(case.values[weight])}",
-                    f"what {module} is given is not split over "
-                    f"{over(case.data_axes)} any more, as the batch is",
-                ),
-                wanted=False,
-                tensors=(weight,),
-                axes=case.data_axes,
-                modules=(op.scope.module,) if op.scope.module else (),
-                phases=("forward",),
-                sources=(op.source,) if op.source else (),
-                fix=outputs_fix(case, module, [Root(op, weight, split)]),
-            )
-        )
+        found.append(_computed_by_all(case, Root(op, weight, split), wanted // done))
     return found
+
+
+def _computed_by_all(case: Case, root: Root, copies: int) -> Finding:
+    op, weight = root.op, case.values[root.weight]
+    module, axes = op.scope.module or "the model", case.data_axes
+    why = [
+        f"{weight.name} {split_words(weight)}",
+        f"what {module} is given is not split over {over(axes)} any more, as the "
+        f"batch is",
+    ]
+    fixes = [outputs_fix(case, module, [root])]
+    lost = _lost_at(case, case.activation_of(op))
+    if lost is not None:
+        where, given = lost.source or lost.op_name, spec_of(case, lost) or ()
+        spec = (axes[0] if len(axes) == 1 else axes, *given[1:])
+        why.append(f"the annotation at {where} makes it so: {spec_code(given)}")
+        code = f"spmd.mark_sharding({annotated_name(lost)}, mesh, {spec_code(spec)})"
+        again = Fix(
+            text=f"leave the rows split in the annotation at {where}",
+            code=code,
+            place=f"in place of the annotation at {where}",
+            change=Change(annotations=((lost.number, spec),)),
+        )
+        fixes.insert(0, again)
+    return Finding(
+        kind="batch-replicated",
+        severity="problem",
+        where=module,
+        what=f"{module} computes the same {list(root.split.piece)} on {copies} devices",
+        why=tuple(why),
+        wanted=False,
+        tensors=(weight.name,),
+        axes=axes,
+        modules=(op.scope.module,) if op.scope.module else (),
+        phases=("forward",),
+        sources=(op.source,) if op.source else (),
+        fix=fixes[0],
+        others=tuple(fixes[1:]),
+    )
+
+
+def _lost_at(case: Case, op: StepOp) -> StepOp | None:
+    """The annotation behind a value that takes the batch's axes off its rows."""
+    while op.name != "argument":
+        if op.sharding:
+            spec = spec_of(case, op)
+            is_free = spec is not None and not (
+                set(case.data_axes) & {a for entry in spec for a in entry_axes(entry)}
+            )
+            return op if is_free else None
+        same = [o for o in op.operands if o.shape == op.shape]
+        if op.is_dot or not same:
+            return None
+        op = same[0]
+    return None

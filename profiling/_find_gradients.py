@@ -19,7 +19,7 @@ from profiling._why import (
     spec_code,
     split_words,
 )
-from spmd._spec import spec_axes, uneven_dims
+from spmd._spec import Spec, spec_axes, uneven_dims
 from spmd._value import Value
 
 
@@ -51,7 +51,7 @@ def _all_reduced(
     values = list(dict.fromkeys(v for _, v in found))
     value = values[0]
     placed = [a for v in values for a in _placed(case, v)]
-    is_cpu = case.schedule.target is not None and case.schedule.target.kind == "cpu"
+    is_cpu = _is_cpu(case)
     if placed:
         cause = (
             f"an annotation of its gradient says that it is whole over {over(axes)}, "
@@ -162,30 +162,98 @@ def gradients_per_micro_batch(case: Case) -> list[Finding]:
     collectives = list(dict.fromkeys(c for n in names for c, _ in own[n]))
     most = max(times[n, c.axes] for n in names for c, _ in own[n])
     num = max(parts[n] for n in names)
+    why = [
+        f"{names[0]} is used {num} times in the forward pass, each time with rows of "
+        f"its own, so each backward() makes a gradient of it",
+        "a product leaves each device a part of a sum, and the partitioner reduces it "
+        "where it is made; the compiler can add up parts first only where nothing but "
+        "the sum stands between",
+    ]
+    casts = [c for n in names for c in _casts(case, case.values[n])]
+    if casts:
+        why.append(
+            f"a cast to {casts[0].dtype} stands between: the gradient is reduced in "
+            f"{casts[0].operands[0].dtype} and kept in {casts[0].dtype}"
+        )
+    is_cpu = _is_cpu(case)
+    if is_cpu:
+        why.append("the CPU's compiler never adds up parts: GPUs' and TPUs' do")
+    marks = None if is_cpu else _marked_where_made(case, names)
+    one = Fix(
+        text="run the micro-batches as one batch, if it fits in memory",
+        code="loss = model(torch.cat(batches)).mean(); loss.backward()",
+        place="in place of the loop over micro-batches",
+    )
     return [
         Finding(
             kind="gradient-per-micro-batch",
-            severity="problem",
+            severity="note" if is_cpu else "problem",
             where=several(dict.fromkeys(pattern_of(n) for n in names)),
             what=(
                 f"gradients of {several(names)} are reduced {most} times in a step of "
                 f"{num} micro-batches; once would do"
             ),
-            why=(
-                f"{names[0]} is used {num} times in the forward pass, each time with "
-                f"rows of its own",
-                "each backward() makes a gradient, which the partitioner reduces "
-                "before it is added to the others",
-            ),
+            why=tuple(why),
             wanted=False,
-            fix=Fix(
-                text="run the micro-batches as one batch, if it fits in memory",
-                code="loss = model(torch.cat(batches)).mean(); loss.backward()",
-                place="in place of the loop over micro-batches",
-            ),
+            fix=marks or one,
+            others=() if marks is None else (one,),
             **cost_of(collectives),
         )
     ]
+
+
+def _marked_where_made(case: Case, names: Sequence[str]) -> Fix | None:
+    """Split each gradient as its weight before it is added to the others."""
+    values: list[tuple[int, Spec]] = []
+    for name in names:
+        value = case.values[name]
+        for op in weight_gradients(case, value):
+            made = _last(case, op)
+            if made.shape == value.shape and value.spec is not None:
+                values.append((made.number, value.spec))
+    if not values:
+        return None
+    if len(names) == 1:
+        spec = spec_code(case.values[names[0]].spec or ())
+        name = parameter_code(names[0])
+        code = f"spmd.mark_sharding({name}, mesh, {spec}, grad={spec})"
+    else:
+        code = (
+            "for p in model.parameters(): s = spmd.get_sharding(p).spec; "
+            "spmd.mark_sharding(p, mesh, s, grad=s)"
+        )
+    return Fix(
+        text=f"split the gradient of {several(names)} where it is made",
+        code=code,
+        place="after spmd.shard_module(model, mesh, plan)",
+        change=Change(values=tuple(values)),
+    )
+
+
+def _last(case: Case, op: StepOp) -> StepOp:
+    """A gradient as it is added: cast and transposed, and annotated by nobody yet."""
+    while True:
+        users = case.ops.users(op)
+        if len(users) != 1 or not users[0].passes or users[0].sharding:
+            return op
+        (op,) = users
+
+
+def _casts(case: Case, value: Value) -> list[StepOp]:
+    """Casts to a wider dtype between a weight's gradients and their sum."""
+    found = []
+    for made in weight_gradients(case, value):
+        op = _last(case, made)
+        while op is not made:
+            if op.name == "convert":
+                found.append(op)
+            op = op.operands[0]
+    return found
+
+
+def _is_cpu(case: Case) -> bool:
+    target = case.schedule.target
+    return target is not None and target.kind == "cpu"
 
 
 def _micro_batches(case: Case) -> dict[str, int]:

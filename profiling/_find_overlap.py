@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from profiling._case import Case
 from profiling._collective import Collective
-from profiling._finding import Change, Finding, Fix
+from profiling._finding import Finding, Fix
+from profiling._fix_flags import overlap_fixes
 from profiling._hlo import Computation, Instruction
 from profiling._show_words import seconds_text
 from profiling._sums import cost_of
 from profiling._why import several
 
 _SHARE, _ALONE = 0.05, 0.5
-_FLAGS: dict[str, tuple[tuple[str, bool | int | str], ...]] = {
-    "gpu": (("xla_gpu_enable_latency_hiding_scheduler", True),),
-}
 
 
 def synchronous(case: Case) -> list[Finding]:
@@ -41,7 +39,7 @@ def synchronous(case: Case) -> list[Finding]:
     if _long(free, step):
         found.append(_scheduling(case, free, beside))
     if _long(bound, step):
-        found.append(_data(bound, beside))
+        found.append(_data(case, bound, beside))
     return found
 
 
@@ -50,12 +48,8 @@ def _long(collectives: list[Collective], step: float) -> bool:
 
 
 def _scheduling(case: Case, free: list[Collective], beside: _Beside) -> Finding:
-    kind = "" if case.schedule.target is None else case.schedule.target.kind
-    flags = tuple(
-        (n, v) for n, v in _FLAGS.get(kind, ()) if n not in case.schedule.flags
-    )
     first = max(free, key=lambda c: c.exposed_s or 0.0)
-    text = " ".join(f"--{n}={str(v).lower()}" for n, v in flags)
+    fix, others = _fixes(case)
     return Finding(
         kind="synchronous",
         severity="note",
@@ -70,19 +64,18 @@ def _scheduling(case: Case, free: list[Collective], beside: _Beside) -> Finding:
             "in the compiler's order they do not stand between its start and its end",
         ),
         wanted=True,
-        fix=Fix(
-            text="let the compiler move collectives to where they are hidden",
-            code=f"XLA_FLAGS={text}",
-            place="in the environment, before jax or torch_xla is imported",
-            change=Change(flags=flags),
-        )
-        if flags
-        else None,
+        fix=fix,
+        others=others,
         **cost_of(free),
     )
 
 
-def _data(bound: list[Collective], beside: _Beside) -> Finding:
+def _fixes(case: Case) -> tuple[Fix | None, tuple[Fix, ...]]:
+    first, *others = overlap_fixes(case) or (None,)
+    return first, tuple(fix for fix in others if fix is not None)
+
+
+def _data(case: Case, bound: list[Collective], beside: _Beside) -> Finding:
     first = max(bound, key=lambda c: c.exposed_s or 0.0)
     together = len(first.moved)
     free = beside.seconds(first)
@@ -93,6 +86,7 @@ def _data(bound: list[Collective], beside: _Beside) -> Finding:
             f"it moves {together} tensors at once, so the first matmul waits for the "
             f"last of them"
         )
+    fix, others = _fixes(case)
     return Finding(
         kind="synchronous",
         severity="note",
@@ -102,6 +96,8 @@ def _data(bound: list[Collective], beside: _Beside) -> Finding:
         ),
         why=tuple(why),
         wanted=True,
+        fix=fix,
+        others=others,
         **cost_of(bound),
     )
 

@@ -6,11 +6,14 @@ from collections import defaultdict
 
 from profiling._case import Case
 from profiling._collective import Collective
-from profiling._finding import Finding
+from profiling._find_weights import without
+from profiling._finding import Change, Finding, Fix
 from profiling._sums import cost_of
-from profiling._why import over
+from profiling._why import over, pattern_of, several, spec_code
 
 _MANY, _SMALL, _SHARE = 16, 256 * 1024, 0.05
+_LAYER = 1 << 20
+"""Bytes of a weight up to which every device may as well hold it."""
 
 
 def many_small(case: Case) -> list[Finding]:
@@ -31,12 +34,12 @@ def many_small(case: Case) -> list[Finding]:
         num = sum(c.num_runs for c in own)
         exposed = sum(c.exposed_s or 0.0 for c in own)
         if num >= _MANY and exposed >= _SHARE * (case.schedule.step_s or 0.0):
-            found.append(_finding(kind, axes, own, num))
+            found.append(_finding(case, kind, axes, own, num))
     return found
 
 
 def _finding(
-    kind: str, axes: tuple[str, ...], own: list[Collective], num: int
+    case: Case, kind: str, axes: tuple[str, ...], own: list[Collective], num: int
 ) -> Finding:
     moved = sum(c.step_wire_bytes for c in own)
     return Finding(
@@ -51,5 +54,31 @@ def _finding(
             " compiler did not join them",
         ),
         wanted=True,
+        fix=_kept_whole(case, axes, own),
         **cost_of(own),
+    )
+
+
+def _kept_whole(case: Case, axes: tuple[str, ...], own: list[Collective]) -> Fix | None:
+    """Split the weights of these layers less far, where they are as small as that."""
+    moved = {m.tensor for c in own for m in c.moved}
+    modules = {m.module for c in own for m in c.moved}
+    moved |= {name for op, name in case.forward_dots if op.scope.module in modules}
+    patterns = {pattern_of(name) for name in moved if name}  # and those like them
+    specs = {
+        name: without(value.spec, axes)
+        for name, value in case.values.items()
+        if pattern_of(name) in patterns and value.role == "parameter" and value.spec
+    }
+    specs = {n: s for n, s in specs.items() if s != case.values[n].spec}
+    if not specs or any(case.values[n].size_bytes > _LAYER for n in specs):
+        return None
+    lines = {pattern_of(n): s for n, s in specs.items()}
+    said = ", ".join(f'"{p}": {spec_code(s)}' for p, s in lines.items())
+    return Fix(
+        text=f"keep {several(lines)} whole over {over(axes)}",
+        code=f"plan = spmd.Plan({{{said}}}) | plan",
+        place="before spmd.shard_module(model, mesh, plan)",
+        change=Change(inputs=tuple(specs.items())),
+        parameters=specs,
     )

@@ -58,7 +58,7 @@ def _finding(
     uses: dict[str, int],
 ) -> Finding:
     first = names[0]
-    whole = {n: _without(case.values[n].spec or (), axes) for n in names}
+    whole = {n: without(case.values[n].spec or (), axes) for n in names}
     values = tuple((_argument(case, n), spec) for n, spec in whole.items())
     num = max(len(again[n]) for n in names)
     collectives = list(dict.fromkeys(c for n in names for c, _ in again[n]))
@@ -89,7 +89,21 @@ def _finding(
     )
 
 
-def _without(spec: Spec, axes: tuple[str, ...]) -> Spec:
+def without(spec: Spec, axes: tuple[str, ...]) -> Spec:
+    """A spec with some axes taken out of it.
+
+    Args:
+        spec: The spec.
+        axes: The axes.
+
+    Returns:
+        Another spec of as many dims.
+
+    Example:
+        >>> without((("fsdp", "replica"), "tensor"), ("replica", "tensor"))
+        ('fsdp', None)
+    """
+
     def kept(entry: SpecEntry) -> SpecEntry:
         left = tuple(a for a in entry_axes(entry) if a not in axes)
         return left if len(left) > 1 else left[0] if left else None

@@ -47,7 +47,7 @@ class Change:
     before: tuple[tuple[int, Spec], ...] = ()
     inputs: tuple[tuple[str, Spec], ...] = ()
     mesh: Mesh | None = None
-    flags: tuple[tuple[str, bool | int | str], ...] = ()
+    flags: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     def __bool__(self) -> bool:
         return self != Change()
@@ -64,6 +64,7 @@ class Figures:
         weight_gather_bytes: Of the wire bytes, to gather weights.
         activation_bytes: Of the wire bytes, to move activations and inputs.
         flops: Of the matmuls of a step; None without a timeline.
+        over_bytes: Memory that a device lacks; 0 where the step fits.
     """
 
     wire_bytes: int
@@ -72,6 +73,7 @@ class Figures:
     weight_gather_bytes: int
     activation_bytes: int
     flops: float | None
+    over_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,13 @@ class Proof:
         before: Without the fix.
         after: With it, and nothing else changed.
         gone: The finding is not there any more.
+        smaller: It is there, but costs less.
     """
 
     before: Figures
     after: Figures
     gone: bool
+    smaller: bool = False
 
     @property
     def gains(self) -> tuple[str, ...]:
@@ -97,6 +101,11 @@ class Proof:
     def costs(self) -> tuple[str, ...]:
         """What is larger: of ``bytes``, ``memory`` and ``time``."""
         return tuple(n for n, change in self._changes() if change > _NOTICEABLE)
+
+    @property
+    def is_trade(self) -> bool:
+        """It costs something besides."""
+        return bool(self.costs)
 
     @property
     def even_at(self) -> float | None:
@@ -171,6 +180,7 @@ class Finding:
         held_bytes: Memory of a device that it takes; 0 where it only moves.
         exposed_s: Estimated time in which compute waits for it; None without timeline.
         fix: None where there is none, or where it was tried and does not help.
+        others: Further fixes: each may help where the first does not.
         tried: What was compiled to no avail.
         goes_with: Fixes of other findings that remove this one too.
     """
@@ -192,6 +202,7 @@ class Finding:
     held_bytes: int = 0
     exposed_s: float | None = None
     fix: Fix | None = None
+    others: tuple[Fix, ...] = ()
     tried: tuple[str, ...] = ()
     goes_with: str = ""
 
@@ -200,17 +211,22 @@ class Finding:
         """Something should be done."""
         return self.severity == "problem"
 
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """All that may remove it, best first."""
+        return self.others if self.fix is None else (self.fix, *self.others)
+
     def with_fix(self, fix: Fix | None, *, tried: tuple[str, ...] = ()) -> Finding:
-        """The same finding with another fix.
+        """The same finding with one fix, whatever it had.
 
         Args:
-            fix: The fix; None takes it away.
+            fix: The fix; None for none.
             tried: What did not help.
 
         Returns:
             A new finding.
         """
-        return replace(self, fix=fix, tried=(*self.tried, *tried))
+        return replace(self, fix=fix, others=(), tried=(*self.tried, *tried))
 
     def as_json(self) -> dict[str, Any]:
         """All of it as data; `profiling/schema/explain.json` describes the form.

@@ -37,6 +37,7 @@ def document(
             "fixes": list(verified.fixes),
             "before": asdict(verified.before),
             "after": asdict(verified.after),
+            "flags": dict(verified.flags),
             "plan": None if verified.plan is None else verified.plan.to_yaml(),
             "left": [finding_as_json(f) for f in verified.left],
         }
@@ -74,6 +75,7 @@ def finding_as_json(finding: Finding) -> dict[str, Any]:
         "held_bytes": finding.held_bytes,
         "exposed_s": finding.exposed_s,
         "fix": None if finding.fix is None else _fix(finding.fix),
+        "others": [_fix(fix) for fix in finding.others],
         "tried": list(finding.tried),
         "goes_with": finding.goes_with,
     }
@@ -84,6 +86,7 @@ def _fix(fix: Fix) -> dict[str, Any]:
         "text": fix.text,
         "code": fix.code,
         "place": fix.place,
+        "flags": dict(fix.change.flags),
         "parameters": {n: _spec(s) for n, s in fix.parameters.items()},
         "outputs": {n: _spec(s) for n, s in fix.outputs.items()},
         "proof": None if fix.proof is None else _proof(fix.proof),
@@ -100,6 +103,7 @@ def _proof(proof: Proof) -> dict[str, Any]:
     return {
         **{name: asdict(value) for name, value in figures.items()},
         "gone": proof.gone,
+        "smaller": proof.smaller,
         "even_at": proof.even_at,
         "gains": list(proof.gains),
         "costs": list(proof.costs),

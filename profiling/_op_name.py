@@ -1,6 +1,7 @@
 """What a compiler's ``op_name`` says: phase, module and operation.
 
-Three dialects are read. Our own traces write ``PHASE/MODULE.PATH/operation``. jax
+Three dialects are read. Our own traces write ``PHASE/MODULE.PATH/operation``, in a loop
+behind the calls that XLA inlined, ``scan/call.7/PHASE/MODULE.PATH/operation``. jax
 writes nested scopes, ``jit(step)/transpose(jvp(Model))/layer_0/dot_general``, in which
 ``transpose`` marks what a backward pass computes (jax's `source_info_util.py` and
 `interpreters/ad.py`). torch_xla's own runs write ``scope.1/scope.2/aten__mm``, if at
@@ -42,6 +43,8 @@ _STRUCTURE = re.compile(
     r"rematted_computation|custom_jvp_call|custom_vjp_call\w*|pjit|shard_map|"
     r"branch_\d+_fun|jit|named_call"
 )
+# Calls that XLA has inlined: a loop's body, and what it calls.
+_INLINED = re.compile(r"(?:scan|call|while|body|closed_call)(?:\.\d+)?")
 _COUNTER = re.compile(r"\.\d+$")
 
 
@@ -58,6 +61,8 @@ def parse_op_name(text: str) -> Scope:
 
     Example:
         >>> parse_op_name("backward/layers.0.ffn/mm")
+        Scope(phase='backward', module='layers.0.ffn', operation='mm')
+        >>> parse_op_name("scan/call.7/backward/layers.0.ffn/mm")
         Scope(phase='backward', module='layers.0.ffn', operation='mm')
         >>> parse_op_name("jit(step)/transpose(jvp(Net))/layer_0/dot_general")
         Scope(phase='backward', module='Net.layer_0', operation='dot_general')
@@ -77,8 +82,9 @@ def _one(text: str) -> Scope:
     if operation != last:
         names = [_COUNTER.sub("", scope) for scope in scopes]
         return Scope("", ".".join(names), _COUNTER.sub("", operation))
-    if scopes and scopes[0] in _PHASES:
-        return Scope(_PHASES[scopes[0]], ".".join(scopes[1:]), last)
+    at = next((i for i, s in enumerate(scopes) if not _INLINED.fullmatch(s)), 0)
+    if scopes and scopes[at] in _PHASES:
+        return Scope(_PHASES[scopes[at]], ".".join(scopes[at + 1 :]), last)
     return _of_jax(scopes, last)
 
 

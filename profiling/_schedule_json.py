@@ -79,7 +79,8 @@ def schema(name: str = "schedule") -> dict[str, Any]:
     """A JSON schema (draft 2020-12) of what this module writes.
 
     Args:
-        name: ``schedule``, or ``inspect`` for what the command writes.
+        name: ``schedule``; ``inspect`` for what the command writes; ``diff``,
+            ``explain`` or ``profile``.
 
     Returns:
         The schema; not to be changed.

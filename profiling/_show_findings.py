@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiling._finding import Figures, Finding, Fix, Proof
+from profiling._fix_flags import flags_text
 from profiling._schedule import Schedule
 from profiling._show_words import flops_text, print_indented, seconds_text
 from profiling._why import over, several
@@ -35,7 +36,7 @@ def show_findings(
         schedule: What was explained.
         findings: From `explain` or `verify`.
         console: Where to; its width is used.
-        notes: Print notes in full too.
+        notes: Print notes in full too, not only those with a proven fix.
     """
     target = "" if schedule.target is None else f" on {schedule.target.text}"
     problems = [f for f in findings if f.is_problem]
@@ -53,13 +54,15 @@ def show_findings(
     if schedule.over_bytes:
         missing = bytes_text(schedule.over_bytes)
         print_indented(console, f"it does not fit: a device lacks {missing}")
-    shown = [*problems, *rest] if notes else problems
+    proven = [f for f in rest if f.fix is not None and f.fix.proof is not None]
+    shown = [*problems, *(rest if notes else proven)]
     for number, found in enumerate(shown, start=1):
         console.print()
         _show(number, found, console)
-    if rest and not notes:
+    left = [f for f in findings if f not in shown]
+    if left:
         console.print()
-        console.print(f"{_count(rest)} more; --notes shows them", style="dim")
+        console.print(f"{_count(left)} more; --notes shows them", style="dim")
 
 
 def _count(findings: Sequence[Finding]) -> str:
@@ -100,6 +103,10 @@ def _show(number: int, found: Finding, console: Console) -> None:
         table.add_row("fix", Text(found.fix.text))
         table.add_row("", Text(found.fix.code, style="bold"))
         table.add_row("", Text(found.fix.place))
+        if found.tried and found.fix.proof is None:
+            table.add_row(
+                "", Text("(not tried: it is more than a change of the trace)")
+            )
     console.print(Padding(table, (0, 0, 0, 3), expand=False))
     if found.fix is not None and found.fix.proof is not None:
         _proof(found.fix, found.fix.proof, console)
@@ -132,10 +139,13 @@ def _place(found: Finding) -> str:
 
 def _proof(fix: Fix, proof: Proof, console: Console) -> None:
     gone = "the finding is gone" if proof.gone else "the finding is smaller"
-    words = [f"compiled again: {gone}; less {several(proof.gains)}"]
-    if proof.costs:
-        words.append(f"but more {several(proof.costs)}")
-    print_indented(console, Text(", ".join(words), style="green"), 3)
+    words = f"compiled again: {gone}; "
+    if proof.is_trade:
+        words += f"a trade: less {several(proof.gains)} for more {several(proof.costs)}"
+    else:
+        words += f"less {several(proof.gains)}"
+    style = "yellow" if proof.is_trade else "green"
+    print_indented(console, Text(words, style=style), 3)
     if proof.even_at is not None:
         words = (
             f"activations grow with the batch, weights do not: from about "
@@ -183,6 +193,10 @@ def show_end(verified: Verified, console: Console) -> None:
         print_indented(console, Text(f"- {text}"))
     print_indented(console, _before_after(verified.before, verified.after))
     print_indented(console, f"then: {_count(verified.left)}")
+    if verified.flags:
+        console.print(Text("With flags", style="bold"))
+        for name, value in verified.flags.items():
+            print_indented(console, Text(flags_text({name: value})))
     if verified.plan is not None:
         console.print(Text("As a plan, for spmd.Plan.from_yaml", style="bold"))
         print_indented(console, Text(verified.plan.to_yaml().rstrip()))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from profiling._op_name import Scope, parse_op_name
+from profiling._step_walk import ARGUMENT, HELD, Walked
 from spmd._program import Program
 
 _PLACED = "Sharding"
 _PASSING = frozenset(
-    """
-    stablehlo.transpose stablehlo.convert stablehlo.reshape
-    stablehlo.optimization_barrier
-    """.split()
+    ("transpose", "convert", "reshape", "reverse", "optimization_barrier", HELD)
 )
+_CUTTING = ("dynamic_slice", "slice")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 
 
@@ -37,6 +36,9 @@ class StepOp:
         sharding: XLA's text, of an annotation; else empty.
         contracted: Of a dot, dims of the left and of the right that it sums over.
         batched: Of a dot, dims of the left and of the right that run side by side.
+        convolved: Of a convolution, dims of the result that come from the left (its
+            rows and its pixels) and from the right.
+        in_loop: It stands in a loop, and so runs several times in a step.
     """
 
     number: int
@@ -51,6 +53,8 @@ class StepOp:
     sharding: str = ""
     contracted: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     batched: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    convolved: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    in_loop: bool = False
 
     @property
     def source(self) -> str:
@@ -59,17 +63,19 @@ class StepOp:
 
     @property
     def is_dot(self) -> bool:
-        """It is a matmul."""
-        return self.name in ("dot", "dot_general")
+        """It is a matmul or a convolution."""
+        return self.name in ("dot", "dot_general", "convolution")
 
     @property
     def passes(self) -> bool:
         """Its result is its operand, element by element, in another form."""
-        return bool(self.sharding) or f"stablehlo.{self.name}" in _PASSING
+        return bool(self.sharding) or self.name in _PASSING
 
     @property
     def free(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of a dot, dims of the result that come from the left and from the right."""
+        if self.name == "convolution":
+            return self.convolved
         left, right = (
             len(o.shape) - len(c) - len(b)
             for o, c, b in zip(
@@ -134,13 +140,28 @@ class StepOps:
             roles: Roles that count; see `spmd.Value`.
 
         Returns:
-            The name; empty if it is computed or of another role.
+            The name; empty if it is computed or of another role. In a loop over layers
+            that of the first layer's.
         """
-        found = self.behind(op)
-        if found.name != "argument":
+        found = self._unscaled(op)
+        if found.in_loop and found.name in _CUTTING:  # a layer's, of what was stacked
+            found = self._unscaled(found.operands[0])
+            while found.name == "concatenate":
+                found = self._unscaled(found.operands[0])
+        if found.name != ARGUMENT:
             return ""
         value = self.program.inputs[found.number]
         return value.name if value.role in roles else ""
+
+    def _unscaled(self, op: StepOp) -> StepOp:
+        """What is behind a value, also before it was multiplied by a number."""
+        found = self.behind(op)
+        while found.name == "multiply":
+            values = [o for o in found.operands if not _is_number(o)]
+            if len(values) != 1:
+                break
+            found = self.behind(values[0])
+        return found
 
     def seen_through(self, op: StepOp) -> Iterator[StepOp]:
         """Who reads a value, also after it was cast, transposed or annotated.
@@ -160,65 +181,40 @@ class StepOps:
                 yield user
 
 
+def _is_number(op: StepOp) -> bool:
+    """One number for all elements."""
+    while op.name in ("broadcast_in_dim", "reshape", "convert"):
+        op = op.operands[0]
+    return not op.shape
+
+
 def _read(module: bytes) -> list[StepOp]:
-    from spmd._stablehlo import opened
+    from profiling._step_walk import walk
+    from spmd._stablehlo import main_of, opened
 
     with opened(module) as parsed:
-        main = next(
-            op
-            for op in parsed.body.operations
-            if op.operation.attributes["sym_name"].value == "main"
-        )
-        return _Reader(main).ops
+        return _Reader(walk(main_of(parsed))).ops
 
 
 class _Reader:
     """Turns MLIR's operations into ours; they live as long as its context only."""
 
-    def __init__(self, main: Any) -> None:
+    def __init__(self, walked: Iterable[Walked]) -> None:
         self.ops: list[StepOp] = []
-        self._made: dict[Any, StepOp] = {}
         self._locations: dict[str, tuple[str, str, int]] = {}
-        block = main.regions[0].blocks[0]
-        for argument in block.arguments:
-            self._add(argument, "argument", (), argument.type, "", {})
-        self._arguments = list(self.ops)
-        for op in block.operations:
-            self._operation(op.operation)
+        for one in walked:
+            self._add(one)
 
-    def _operation(self, op: Any) -> None:
-        attributes = op.attributes
-        operands = tuple(self._of(value) for value in op.operands)
-        name = op.name.removeprefix("stablehlo.")
+    def _add(self, one: Walked) -> None:
+        operands = tuple(self.ops[number] for number in one.operands)
+        name = one.name.removeprefix("stablehlo.")
+        shape, dtype = _shape(None if one.value is None else one.value.type)
         extra: dict[str, Any] = {}
-        if name == "custom_call" and attributes["call_target_name"].value == _PLACED:
-            extra["sharding"] = attributes["mhlo.sharding"].value
-        elif name == "dot":
-            extra["contracted"] = ((len(operands[0].shape) - 1,), (0,))
-        elif name == "dot_general":
-            extra.update(_dims(attributes["dot_dimension_numbers"]))
-        kind = op.results[0].type if len(op.results) else None
-        self._add(op, name, operands, kind, str(op.location), extra)
-
-    def _of(self, value: Any) -> StepOp:
-        owner = value.owner
-        if hasattr(owner, "arguments"):  # a block: the value is one of its arguments
-            return self._arguments[_argument_number(value)]
-        return self._made[owner]
-
-    def _add(
-        self,
-        key: Any,
-        name: str,
-        operands: tuple[StepOp, ...],
-        kind: Any,
-        location: str,
-        extra: dict[str, Any],
-    ) -> None:
-        shape, dtype = _shape(kind)
-        if location not in self._locations:
-            self._locations[location] = read_location(location)
-        op_name, file, line = self._locations[location]
+        if one.operation is not None:
+            extra = _extra(name, one.operation.attributes, operands)
+        if one.location not in self._locations:
+            self._locations[one.location] = read_location(one.location)
+        op_name, file, line = self._locations[one.location]
         made = StepOp(
             number=len(self.ops),
             name=name,
@@ -229,11 +225,23 @@ class _Reader:
             op_name=op_name,
             file=file,
             line=line,
+            in_loop=one.in_loop,
             **extra,
         )
         self.ops.append(made)
-        if name != "argument":
-            self._made[key] = made
+
+
+def _extra(name: str, attributes: Any, operands: tuple[StepOp, ...]) -> dict[str, Any]:
+    """What an annotation or a matmul says besides."""
+    if name == "custom_call" and attributes["call_target_name"].value == _PLACED:
+        return {"sharding": attributes["mhlo.sharding"].value}
+    if name == "dot":
+        return {"contracted": ((len(operands[0].shape) - 1,), (0,))}
+    if name == "dot_general":
+        return _dims(attributes["dot_dimension_numbers"])
+    if name == "convolution":
+        return _convolved(attributes["dimension_numbers"])
+    return {}
 
 
 def read_location(text: str) -> tuple[str, str, int]:
@@ -258,12 +266,6 @@ def read_location(text: str) -> tuple[str, str, int]:
     return op_name, file, line
 
 
-def _argument_number(value: Any) -> int:
-    from jax.extend.mlir import ir
-
-    return ir.BlockArgument(value).arg_number
-
-
 def _dims(attribute: Any) -> dict[str, Any]:
     from jax.extend.mlir.dialects import stablehlo
 
@@ -277,6 +279,23 @@ def _dims(attribute: Any) -> dict[str, Any]:
             tuple(dims.lhs_batching_dimensions),
             tuple(dims.rhs_batching_dimensions),
         ),
+    }
+
+
+def _convolved(attribute: Any) -> dict[str, Any]:
+    from jax.extend.mlir.dialects import stablehlo
+
+    dims = stablehlo.ConvDimensionNumbers(attribute)
+    rows = (dims.output_batch_dimension, *dims.output_spatial_dimensions)
+    return {
+        "contracted": (
+            (dims.input_feature_dimension,),
+            (
+                dims.kernel_input_feature_dimension,
+                *dims.kernel_spatial_dimensions,
+            ),
+        ),
+        "convolved": (tuple(rows), (dims.output_feature_dimension,)),
     }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from profiling._compile_anyway import compile_anyway
-from profiling._compiled import CompileError
+from profiling._compiled import CompileError, FlagValue
 from profiling._edit import changed, noted
 from profiling._end_plan import plan_of
 from profiling._explain import explain
@@ -32,6 +33,7 @@ class Verified:
         findings: Those given; a fix that was tried has its proof, one that does not
             help is gone.
         fixes: Texts of the fixes that go together, in the order they were put in.
+        flags: XLA flags that these set.
         before: The step as it is.
         after: The step with all of these.
         program: That step.
@@ -41,6 +43,7 @@ class Verified:
 
     findings: tuple[Finding, ...]
     fixes: tuple[str, ...]
+    flags: Mapping[str, FlagValue]
     before: Figures
     after: Figures
     program: Program
@@ -62,8 +65,8 @@ def verify(
         program: The traced step.
         schedule: What it was compiled to, for a target.
         findings: From `explain`.
-        most: Fixes to try at most; each takes a compile, and one more together with
-            those before it.
+        most: Fixes to try alone at most; each takes a compile, and those that help
+            one more, together with those before it.
         progress: See `profiling.compile`.
 
     Returns:
@@ -79,10 +82,13 @@ def verify(
             f"compiled again; give one of profiling.compile(program, target)"
         )
     trial = _Trial(target, progress)
-    tried = [f for f in findings if f.fix is not None and f.fix.change][:most]
-    judged = {id(f): trial.judged(program, schedule, f) for f in tried}
+    judged: dict[int, Finding] = {}
+    for found in sorted(findings, key=_is_by_flags):
+        to_try = [fix for fix in found.fixes if fix.change][: most - trial.num_tried]
+        if to_try:
+            judged[id(found)] = trial.judged(program, schedule, found, to_try)
     helping = [f for f in judged.values() if f.fix is not None]
-    helping.sort(key=_gain)
+    helping.sort(key=_order)
     end = trial.together(program, schedule, helping)
     left = explain(end.program, end.schedule)
     return Verified(
@@ -90,6 +96,7 @@ def verify(
             _with_end(judged.get(id(f), f), end.fixes, left) for f in findings
         ),
         fixes=tuple(fix.text for fix in end.fixes),
+        flags=MappingProxyType({n: v for f in end.fixes for n, v in f.change.flags}),
         before=figures(schedule),
         after=figures(end.schedule),
         program=end.program,
@@ -117,25 +124,58 @@ class _Trial:
     ) -> None:
         self._target = target
         self._progress = progress
+        self._made: dict[tuple[object, ...], tuple[Program, Schedule]] = {}
 
-    def judged(self, program: Program, schedule: Schedule, found: Finding) -> Finding:
-        """A finding with its fix proven, or without it."""
-        fix = found.fix
-        if fix is None:
-            return found
-        try:
-            made, after = self._apply(program, schedule, fix)
-        except (CompileError, ValueError) as error:
-            words = str(error).splitlines()[0]
-            return found.with_fix(None, tried=(f"{fix.text}: {words}",))
-        same = _same(explain(made, after), found)
-        proof = Proof(figures(schedule), figures(after), gone=not same)
-        if helps(found, proof):
-            return found.with_fix(dataclasses.replace(fix, proof=proof))
-        found = found.with_fix(None, tried=(f"{fix.text}: {_verdict(proof)}",))
-        if proof.gone and not proof.gains:  # as it is, it is the cheaper way
+    @property
+    def num_tried(self) -> int:
+        """Compiles so far; one that several findings ask for counts once."""
+        return len(self._made)
+
+    def judged(
+        self,
+        program: Program,
+        schedule: Schedule,
+        found: Finding,
+        to_try: Sequence[Fix],
+    ) -> Finding:
+        """A finding with the fix that saves most, proven, or without one.
+
+        What cannot be tried, as it changes more than the traced program, is offered
+        where nothing that can be helps.
+        """
+        proven: list[Fix] = []
+        tried: list[str] = []
+        is_cheaper = False
+        for fix in to_try:
+            try:
+                proof = self._proof(program, schedule, found, fix)
+            except (CompileError, ValueError) as error:
+                tried.append(f"{fix.text}: {str(error).splitlines()[0]}")
+                continue
+            if helps(found, proof):
+                proven.append(dataclasses.replace(fix, proof=proof))
+            else:
+                tried.append(f"{fix.text}: {_verdict(proof)}")
+                is_cheaper |= proof.gone and not proof.gains
+        if proven:
+            return found.with_fix(min(proven, key=_saved), tried=tuple(tried))
+        others = [fix for fix in found.fixes if not fix.change]
+        found = found.with_fix(others[0] if others else None, tried=tuple(tried))
+        if is_cheaper:  # as it is, it is the cheaper way
             found = dataclasses.replace(found, severity="note")
         return found
+
+    def _proof(
+        self, program: Program, schedule: Schedule, found: Finding, fix: Fix
+    ) -> Proof:
+        made, after = self._apply(program, schedule, fix)
+        same = _same(explain(made, after), found)
+        return Proof(
+            figures(schedule),
+            figures(after),
+            gone=not same,
+            smaller=any(_costs(f) < _costs(found) for f in same),
+        )
 
     def together(
         self, program: Program, schedule: Schedule, helping: Sequence[Finding]
@@ -143,27 +183,34 @@ class _Trial:
         """Put in one fix after the other, as long as each still helps."""
         end = _End(program, schedule)
         for wanted in helping:
-            found = next(
-                (
-                    f
-                    for f in explain(end.program, end.schedule)
-                    if _key(f) == _key(wanted)
-                ),
-                None,
-            )
-            if found is None or found.fix is None:
+            fix = wanted.fix
+            now = [f for f in explain(end.program, end.schedule) if _is(f, wanted)]
+            if fix is None or not now:
                 continue  # another fix removed it
+            found = now[0]
+            # Numbers of operations are another's after a change: take this step's own.
+            fix = next((f for f in found.fixes if f.text == fix.text), None)
+            if fix is None:
+                continue
             try:
-                made, after = self._apply(end.program, end.schedule, found.fix)
+                proof = self._proof(end.program, end.schedule, found, fix)
+                made, after = self._apply(end.program, end.schedule, fix)
             except (CompileError, ValueError):
                 continue
-            same = _same(explain(made, after), found)
-            proof = Proof(figures(end.schedule), figures(after), gone=not same)
             if helps(found, proof):
-                end = _End(made, after, (*end.fixes, found.fix))
+                end = _End(made, after, (*end.fixes, fix))
         return end
 
     def _apply(
+        self, program: Program, schedule: Schedule, fix: Fix
+    ) -> tuple[Program, Schedule]:
+        key = (program.fingerprint, *schedule.flags.items(), fix.change)
+        key = (*key, *fix.outputs.items())
+        if key not in self._made:
+            self._made[key] = self._compiled(program, schedule, fix)
+        return self._made[key]
+
+    def _compiled(
         self, program: Program, schedule: Schedule, fix: Fix
     ) -> tuple[Program, Schedule]:
         made = changed(program, fix.change)
@@ -182,7 +229,8 @@ def _with_end(found: Finding, fixes: Sequence[Fix], left: Sequence[Finding]) -> 
     still = {(f.kind, f.severity) for f in left}
     if found.fix is not None or not fixes or (found.kind, found.severity) in still:
         return found
-    return dataclasses.replace(found, goes_with=" and ".join(f.text for f in fixes))
+    by_specs = [f for f in fixes if not f.change.flags] or fixes
+    return dataclasses.replace(found, goes_with=" and ".join(f.text for f in by_specs))
 
 
 def _shapes(program: Program, fix: Fix) -> dict[str, tuple[int, ...]]:
@@ -197,7 +245,7 @@ def _shapes(program: Program, fix: Fix) -> dict[str, tuple[int, ...]]:
 
 
 def helps(found: Finding, proof: Proof) -> bool:
-    """Whether a fix is worth offering.
+    """Whether a fix is worth offering; docs/findings/README.md says it in words.
 
     Args:
         found: What it is to remove.
@@ -205,9 +253,16 @@ def helps(found: Finding, proof: Proof) -> bool:
 
     Returns:
         True where the step takes less time, or no more time and less memory or fewer
-        bytes. What the specs of weights and batch ask for may take longer, if it saves
-        memory or bytes: with more rows it is the faster way.
+        bytes. It may take longer where memory is what lacks, and where it does what
+        the specs of weights and batch ask for: with more rows that is the faster way.
     """
+    before, after = proof.before.over_bytes, proof.after.over_bytes
+    if after > before:
+        return False
+    if after < before:
+        return True
+    if not proof.gone and not proof.smaller:
+        return False  # what is gained has nothing to do with it
     if "time" in proof.gains:
         return proof.gone or "bytes" in proof.gains or "memory" not in proof.costs
     if not proof.gone or not proof.gains:
@@ -235,20 +290,32 @@ def figures(schedule: Schedule) -> Figures:
             by_role.get(r, 0) for r in ("activation", "reshard", "input")
         ),
         flops=None if line is None else line.flops,
+        over_bytes=schedule.over_bytes,
     )
+
+
+def _is_by_flags(found: Finding) -> bool:
+    """What flags may help is tried last: it is of the step, not of its annotations."""
+    return all(fix.change.flags for fix in found.fixes)
 
 
 def _verdict(proof: Proof) -> str:
     if not proof.gone and not proof.gains:
         return "it stays as it was"
     better = f"less {', '.join(proof.gains)}" if proof.gains else "nothing gained"
+    if not proof.gone and not proof.smaller:
+        better = f"it stays as it was; {better}"
     worse = f", but more {', '.join(proof.costs)}" if proof.costs else ""
     return better + worse
 
 
-def _gain(found: Finding) -> float:
-    """Change of the step's time; most saved first."""
-    proof = found.fix.proof if found.fix else None
+def _order(found: Finding) -> tuple[bool, float]:
+    """Most time saved first, but flags last: they are for the step as it then is."""
+    return _is_by_flags(found), 0.0 if found.fix is None else _saved(found.fix)
+
+
+def _saved(fix: Fix) -> float:
+    proof = fix.proof
     if proof is None:
         return 0.0
     return (proof.after.step_s or 0.0) - (proof.before.step_s or 0.0)
@@ -256,10 +323,13 @@ def _gain(found: Finding) -> float:
 
 def _same(findings: Sequence[Finding], found: Finding) -> list[Finding]:
     """The same finding, as grave as before, among others."""
-    return [
-        f for f in findings if _key(f) == _key(found) and f.severity == found.severity
-    ]
+    return [f for f in findings if _is(f, found) and f.severity == found.severity]
 
 
-def _key(found: Finding) -> tuple[str, str]:
-    return found.kind, found.where
+def _costs(found: Finding) -> tuple[float, int, int]:
+    exposed = round(found.exposed_s or 0.0, 9)
+    return exposed, found.wire_bytes, found.held_bytes
+
+
+def _is(one: Finding, other: Finding) -> bool:
+    return (one.kind, one.where) == (other.kind, other.where)

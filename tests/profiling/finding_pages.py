@@ -69,5 +69,5 @@ def case(kind: str) -> Case:
 def finding(kind: str, *, after: bool = False) -> Finding:
     """The finding that a page is about; `after` its fix was tried."""
     findings = verified(kind).findings if after else explained(kind)
-    (found,) = (f for f in findings if f.kind == kind and f.where != "scheduling")
+    (found,) = (f for f in findings if f.kind == kind and f.where != "data")
     return found

@@ -15,7 +15,12 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
     field, _ = field_case.compiled()
     fine, _ = finding_pages.compiled("many-small")
-    return field.save(folder / "field.spmd"), fine.save(folder / "fine.spmd")
+    waits, _ = finding_pages.compiled("synchronous")
+    return (
+        field.save(folder / "field.spmd"),
+        fine.save(folder / "fine.spmd"),
+        waits.save(folder / "waits.spmd"),
+    )
 
 
 def run(*args: object, code: int):
@@ -47,7 +52,7 @@ def test_data_with_proofs_and_a_plan(files, tmp_path):
 
 def test_no_plan_is_written_where_none_changes(files, tmp_path):
     plan = tmp_path / "plan.yaml"
-    result = run(files[1], "--target", "h100:1x8", "--verify", "--plan", plan, code=0)
+    result = run(files[2], "--target", "h100:1x8", "--verify", "--plan", plan, code=0)
     assert "no plan was written" in result.stderr
     assert not plan.exists()
 

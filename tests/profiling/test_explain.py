@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 
 import profiling
+from profiling._case import Case
 from profiling._explain import explain
 from profiling._finding import FINDING_KINDS, FindingKind
 from spmd import Program
@@ -13,6 +14,7 @@ from tests.profiling import finding_pages, traced_steps
 from tests.profiling.compilers import need
 
 NOTES = {"many-small", "synchronous"}
+MORE = ("qwen3", "mixtral", "qwen3_moe")
 STEPS = [
     ("decoder", traced_steps.FSDP),
     ("decoder", traced_steps.TENSOR),
@@ -46,6 +48,29 @@ def test_a_page_shows_its_class(kind):
 def test_nothing_above_a_note_where_all_is_annotated(model, mesh):
     program = traced_steps.program_of(model, mesh)
     schedule = profiling.compile(program, need("h100:1x8"))
+    assert [f for f in explain(program, schedule) if f.is_problem] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MORE)
+def test_further_models_under_fsdp(kind):
+    program = traced_steps.plain_program(traced_steps.hugging_face(kind))
+    schedule = profiling.compile(program, need("h100:1x8"))
+    assert len(Case(program, schedule).forward_dots) > 10  # they are judged
+    assert [f for f in explain(program, schedule) if f.is_problem] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"scan_layers": True}, {"remat": "full"}], ids=["scan", "remat"]
+)
+def test_layers_in_a_loop_or_computed_again(options):
+    model = traced_steps.model_of("decoder")
+    program = traced_steps.plain_program(model, "Block", **options)
+    schedule = profiling.compile(program, need("h100:1x8"))
+    case = Case(program, schedule)
+    assert len(case.forward_dots) > 7
+    assert all(case.splits.of(op) is not None for op, _ in case.forward_dots)
     assert [f for f in explain(program, schedule) if f.is_problem] == []
 
 

@@ -57,10 +57,18 @@ def test_rows_of_a_whole_weight_that_are_computed_by_all():
     x = torch.empty(1024, 256, device="meta")
     program = spmd.trace(step, x, model=model, mesh=mesh, batch_spec=("data", None))
     schedule = profiling.compile(program, need("h100:1x8"))
-    (found,) = rows_computed_twice(Case(program, schedule))
+    case = Case(program, schedule)
+    (found,) = rows_computed_twice(case)
     assert found.what.endswith("computes the same [1024, 256] on 8 devices")
-    fix = found.fix
-    assert fix is not None and fix.change.values[0][1] == ("data", None)
+    first, second = found.fixes
+    ((number, spec),) = first.change.annotations
+    assert case.ops.ops[number].sharding and spec == ("data", None)
+    assert first.code == 'spmd.mark_sharding(h, mesh, ("data", None))'
+    assert second.change.values[0][1] == ("data", None)
+    fix = profiling.verify(program, schedule, [found]).findings[0].fix
+    assert fix is not None and fix.text == first.text and fix.proof is not None
+    assert fix.proof.gone and set(fix.proof.gains) == {"bytes", "memory", "time"}
+    assert fix.proof.after.flops == (fix.proof.before.flops or 0) / 8
 
 
 def test_a_whole_weight_is_no_reason():

@@ -8,20 +8,27 @@ from tests.profiling import field_case, finding_pages
 
 
 def test_where_every_matmul_depends_on_it():
-    found = finding_pages.finding("synchronous")
-    assert (found.where, found.severity) == ("data", "note")
-    assert found.why[0].startswith("all matmuls feed")
-    assert "7 tensors at once" in found.why[1]
+    by_where = {f.where: f for f in synchronous(finding_pages.case("synchronous"))}
+    found = by_where["data"]
+    assert found.severity == "note" and len(found.collectives) == 1
+    assert found.why == (f"all matmuls feed {found.collectives[0]} or need its result",)
+
+
+def test_one_that_moves_several_tensors_is_said():
+    (found,) = (
+        f
+        for f in finding_pages.explained("gradient-per-micro-batch")
+        if (f.kind, f.where) == ("synchronous", "data")
+    )
+    assert "it moves 4 tensors at once" in found.why[1]
 
 
 def test_where_there_is_other_work():
     by_where = {f.where: f for f in synchronous(Case(*field_case.compiled()))}
     found = by_where["scheduling"]
     assert "us of matmuls neither feed" in found.why[0]
-    assert found.fix is not None
-    assert found.fix.change.flags == (
-        ("xla_gpu_enable_latency_hiding_scheduler", True),
-    )
+    assert all(fix.change.flags for fix in found.fixes)
+    assert {f.text for f in found.fixes} == {f.text for f in by_where["data"].fixes}
     assert not set(found.collectives) & set(by_where["data"].collectives)
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 import jsonschema
 import pytest
 
-from profiling import Figures, Finding, Fix, Proof
+from profiling import Figures, Finding, Fix, Proof, Verified
 from profiling._finding import FINDING_KINDS
 from profiling._findings_json import document
 from profiling._schedule_json import schema
@@ -48,7 +48,11 @@ def test_the_schema_has_every_field():
     own = {f.name for f in fields(Finding)}
     assert set(found["finding"]["properties"]) == own
     assert set(found["finding"]["properties"]["kind"]["enum"]) == set(FINDING_KINDS)
-    assert set(found["fix"]["properties"]) == {f.name for f in fields(Fix)} - {"change"}
+    own = {f.name for f in fields(Fix)} - {"change"} | {"flags"}
+    assert set(found["fix"]["properties"]) == own
+    assert set(found["verified"]["properties"]) == {
+        f.name for f in fields(Verified) if f.name not in ("findings", "program")
+    }
     more = {"gains", "costs", "even_at"}
     assert set(found["proof"]["properties"]) == {f.name for f in fields(Proof)} | more
     assert set(found["figures"]["properties"]) == {f.name for f in fields(Figures)}

@@ -11,6 +11,12 @@ from profiling._op_name import Scope, parse_op_name
         ("backward/embed/index_put", Scope("backward", "embed", "index_put")),
         ("update/addcdiv", Scope("update", "", "addcdiv")),
         ("forward/select", Scope("forward", "", "select")),
+        (
+            "scan/call.558/forward/layers.0.up/mm",
+            Scope("forward", "layers.0.up", "mm"),
+        ),
+        ("scan.2/while/body/call/backward/add", Scope("backward", "", "add")),
+        ("scan/body/add", Scope("", "", "add")),
         ("layers.0.weight", Scope("", "", "layers.0.weight")),
         # jax
         ("jit(step)/jvp()/dot_general", Scope("forward", "", "dot_general")),

@@ -25,10 +25,12 @@ PASTED = {
             "CODE",
         )
     ],
+    "gradient-per-micro-batch": [("optimizer = torch", "CODE\noptimizer = torch")],
     "large-replicated": [
         ('spmd.Plan({"head.weight": ("fsdp", None)}))', "plan)"),
         (PLAN, 'plan = spmd.Plan({"head.weight": ("fsdp", None)})\nCODE\n' + PLAN),
     ],
+    "many-small": [(PLAN, "CODE\n" + PLAN)],
     "padding-waste": [
         ('spmd.Plan({"weight": ("fsdp", None)}))', "plan)"),
         (PLAN, "plan = spmd.Plan({})\nCODE\n" + PLAN),

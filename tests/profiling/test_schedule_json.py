@@ -22,7 +22,7 @@ from profiling._totals import Total
 from tests.profiling.hlo_files import JAX, TEXTS
 from tests.profiling.schedules import COLLECTIVES, schedule
 
-NAMES = ("schedule", "inspect")
+NAMES = ("diff", "schedule", "inspect", "profile")
 
 
 def check(content: Any, name: str = "schedule") -> None:

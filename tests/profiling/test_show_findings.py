@@ -26,10 +26,11 @@ def test_the_field_case_in_full():
     assert "1. problem: activations move over fsdp around up" in text
     assert "69.4 MiB a device sends in a step, 333 us exposed (estimate)" in text
     assert 'spmd.mark_sharding(h, mesh, (("fsdp", "replica"), None))' in text
-    assert "the finding is gone; less memory, but more bytes and time" in text
+    assert "the finding is gone; a trade: less memory for more bytes and time" in text
     assert "from about 3.3 times these rows on" in text
     assert "goes with another's fix" in text
-    assert lines[-1] == "2 notes more; --notes shows them"
+    assert "3. note: compute waits for" in text  # flags help, which was proven
+    assert lines[-1] == "1 note more; --notes shows them"
 
 
 def test_the_end_and_its_plan():
@@ -46,6 +47,26 @@ def test_notes_are_shown_when_asked_for():
     assert "--notes" not in text
 
 
+def test_a_note_with_a_proven_fix_is_shown_and_its_flags():
+    _, schedule = finding_pages.compiled("synchronous")
+    verified = finding_pages.verified("synchronous")
+    lines = shown(lambda c: show_findings(schedule, verified.findings, c, notes=False))
+    assert any("compute waits for" in line for line in lines)
+    assert lines[-1] == "1 note more; --notes shows them"
+    end = shown(lambda c: show_end(verified, c))
+    assert "With flags" in end
+    assert "  --xla_gpu_enable_analytical_latency_estimator=true" in end
+
+
+def test_what_was_not_tried_is_said():
+    _, schedule = finding_pages.compiled("many-small")
+    found = finding_pages.finding("many-small")
+    assert found.fix is not None
+    left = found.with_fix(found.fix, tried=("another",))
+    text = "\n".join(shown(lambda c: show_findings(schedule, [left], c)))
+    assert "(not tried: it is more than a change of the trace)" in text
+
+
 def test_nothing_found():
     _, schedule = finding_pages.compiled("many-small")
     lines = shown(lambda c: show_findings(schedule, (), c))
@@ -53,8 +74,9 @@ def test_nothing_found():
 
 
 def test_no_fix_helps():
-    none = finding_pages.verified("many-small")
+    some = finding_pages.verified("many-small")
+    none = dataclasses.replace(some, fixes=(), findings=())
     assert "no fix to compile" in shown(lambda c: show_end(none, c))
-    found = none.findings[0].with_fix(None, tried=("in vain",))
+    found = some.findings[0].with_fix(None, tried=("in vain",))
     tried = dataclasses.replace(none, findings=(found,))
     assert "no fix that was compiled helps" in shown(lambda c: show_end(tried, c))

@@ -15,14 +15,15 @@ GAINS = {
     "activation-gathered": {"bytes", "time"},
     "batch-replicated": {"memory"},
     "gradient-all-reduced": {"bytes", "time"},
+    "gradient-per-micro-batch": {"bytes", "time"},
     "large-replicated": {"memory", "time"},
+    "many-small": {"bytes", "time"},
     "padding-waste": {"bytes", "memory", "time"},
     "reshard-between-annotations": {"bytes", "time"},
     "tensor-across-hosts": {"time"},
     "weight-gathered-again": {"bytes", "time"},
     "wide-dtype": {"bytes", "time"},
 }
-UNTRIED = {"gradient-per-micro-batch", "many-small", "synchronous"}
 
 
 @pytest.mark.parametrize("kind", GAINS)
@@ -35,11 +36,24 @@ def test_the_fix_of_a_page_removes_what_it_shows(kind):
     assert left == []
 
 
-@pytest.mark.parametrize("kind", sorted(UNTRIED))
-def test_what_the_program_cannot_show_is_not_tried(kind):
-    found = finding_pages.finding(kind, after=True)
-    assert found.fix is None or found.fix.proof is None
-    assert found.tried == ()
+def test_the_flags_that_shorten_the_step_most_are_offered():
+    verified = finding_pages.verified("synchronous")
+    found = finding_pages.finding("synchronous", after=True)
+    fix = found.fix
+    assert fix is not None and fix.proof is not None and fix.proof.gains == ("time",)
+    before, after = fix.proof.before.step_s, fix.proof.after.step_s
+    assert before is not None and after is not None and after < 0.85 * before
+    assert dict(fix.change.flags) == verified.flags
+    assert all(f"--{name}=" in fix.code for name in verified.flags)
+    assert verified.plan is None and verified.after == fix.proof.after
+
+
+def test_what_shortens_the_step_otherwise_is_not_offered():
+    (found,) = (
+        f for f in finding_pages.verified("synchronous").findings if f.where == "data"
+    )
+    assert found.fix is None and len(found.tried) == 3
+    assert all("it stays as it was; less time" in line for line in found.tried)
 
 
 def test_a_fix_that_does_not_help_is_not_offered():
@@ -76,7 +90,8 @@ def test_the_end_of_the_field_case_is_a_plan_that_gives_the_same_step():
         "  up: [[fsdp, replica], null]",
     ]
     program = field_case.traced(Plan.from_yaml(verified.plan.to_yaml()))
-    schedule = profiling.compile(program, need(field_case.TARGET))
+    target = need(field_case.TARGET)
+    schedule = profiling.compile(program, target, flags=verified.flags)
     assert figures(schedule) == verified.after
     assert [f for f in verified.left if f.is_problem] == []
 
@@ -108,13 +123,19 @@ def test_a_schedule_that_was_read_is_refused():
 
 
 def proof(
-    wire: int = 100, memory: int = 100, step: float = 1.0, gone: bool = True
+    wire: int = 100,
+    memory: int = 100,
+    step: float = 1.0,
+    gone: bool = True,
+    over: tuple[int, int] = (0, 0),
+    smaller: bool = True,
 ) -> Proof:
     """From 100 bytes, 100 of memory and a second."""
     return Proof(
-        Figures(100, 100, 1.0, 0, 100, None),
-        Figures(wire, memory, step, 0, 0, None),
+        Figures(100, 100, 1.0, 0, 100, None, over[0]),
+        Figures(wire, memory, step, 0, 0, None, over[1]),
         gone,
+        smaller,
     )
 
 
@@ -128,6 +149,9 @@ def proof(
         (proof(memory=90, gone=False), False),
         (proof(memory=90, step=1.1), False),
         (proof(), False),
+        (proof(step=0.9, wire=90, gone=False, smaller=False), False),
+        (proof(step=1.1, memory=90, over=(20, 10)), True),  # it has to fit
+        (proof(step=0.9, memory=110, over=(0, 10)), False),
     ],
 )
 def test_what_helps(given, offered):

@@ -116,3 +116,54 @@ def program_of(
     ids = jax.ShapeDtypeStruct((2 * mesh.size, SEQ), "int64")
     batch = {"input_ids": ids, "labels": ids}
     return spmd.trace(step, batch, model=wrapped, optimizer=optimizer, mesh=mesh)
+
+
+def hugging_face(kind: str) -> nn.Module:
+    """Two layers of a further family of models."""
+    import transformers
+
+    classes: dict[str, Any] = {
+        "qwen3": transformers.Qwen3Config,
+        "mixtral": transformers.MixtralConfig,
+        "qwen3_moe": transformers.Qwen3MoeConfig,
+    }
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2}
+        experts |= {"moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    config = classes[kind](
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        max_position_embeddings=SEQ,
+        use_cache=False,
+        **({} if kind == "qwen3" else experts),
+    )
+    config._experts_implementation = "batched_mm"
+    with spmd.meta_parameters():
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def plain_program(model: nn.Module, layer: str = "", **options: Any) -> Program:
+    """A step of AdamW under FSDP; `options` are FSDPv2's."""
+    names = {type(m).__name__ for m in model.modules()}
+    layer = layer or next(n for n in names if n.endswith("DecoderLayer"))
+    wrapped = FSDPv2(
+        model, FSDP, min_shard_elements=1, auto_wrap_policy={layer}, **options
+    )
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = wrapped(**batch)[0]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    ids = jax.ShapeDtypeStruct((2 * FSDP.size, SEQ), "int64")
+    batch = {"input_ids": ids, "labels": ids}
+    return spmd.trace(step, batch, model=wrapped, optimizer=optimizer, mesh=FSDP)
