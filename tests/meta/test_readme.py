@@ -36,7 +36,7 @@ def block_with(text: str) -> str:
 
 
 def test_the_readme_has_both_kinds_of_blocks() -> None:
-    assert len(blocks("python")) == 6
+    assert len(blocks("python")) == 8
     assert len(blocks("pycon")) == 1
 
 
