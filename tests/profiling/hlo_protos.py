@@ -1,5 +1,7 @@
 """Small serialised modules, made by jaxlib and then changed."""
 
+import functools
+
 from jaxlib import _hlo
 
 from spmd._hlo_proto import HloModuleProto
@@ -14,8 +16,9 @@ ENTRY e {
 """
 
 
+@functools.cache
 def proto(text: str) -> bytes:
-    """Have jaxlib serialise HLO text."""
+    """Have jaxlib serialise HLO text: once, since a module's id grows in a process."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
