@@ -51,11 +51,22 @@ def by_part(model: nn.Module, plan: spmd.Plan, gradients: dict[str, torch.Tensor
 @pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
 @pytest.mark.parametrize("name", marked(CASES))
 def test_loss_and_gradients_are_the_whole_models(name, sequence):
+    check(name, MESH, ("fsdp",), sequence_parallel=sequence)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_experts_on_an_axis_of_their_own(name):
+    mesh = Mesh({"fsdp": 2, "expert": 2, "tensor": 2})
+    check(name, mesh, (("fsdp", "expert"),))
+
+
+def check(name: str, mesh: Mesh, batch_spec: tuple[object, ...], **options: bool):
     own, wanted, gradients = whole(name)
     model = spmd.to_device(copy.deepcopy(own))
-    plan = auto_plan(model, MESH, sequence_parallel=sequence, min_shard_elements=1)
-    spmd.shard_module(model, MESH, plan)
-    batch = spmd.shard_batch(CASES[name].batch(), MESH, spec=("fsdp",))
+    plan = auto_plan(model, mesh, min_shard_elements=1, **options)
+    spmd.shard_module(model, mesh, plan)
+    batch = spmd.shard_batch(CASES[name].batch(), mesh, spec=batch_spec)
     with spmd.sharding_preserving():
         loss = model(**batch).loss
         loss.backward()
