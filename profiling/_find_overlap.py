@@ -28,7 +28,7 @@ def synchronous(case: Case) -> list[Finding]:
     waited = [
         c
         for c in case.schedule.collectives
-        if (c.exposed_s or 0.0) > _ALONE * (c.total_s or 0.0) and c.num_runs == 1
+        if (c.exposed_s or 0.0) > _ALONE * (c.total_s or 0.0)
     ]
     if sum(c.exposed_s or 0.0 for c in waited) < _SHARE * step or not step:
         return []
@@ -79,7 +79,9 @@ def _data(case: Case, bound: list[Collective], beside: _Beside) -> Finding:
     first = max(bound, key=lambda c: c.exposed_s or 0.0)
     together = len(first.moved)
     free = beside.seconds(first)
-    most = f"all matmuls but {seconds_text(free)} of them" if free else "all matmuls"
+    most = "all matmuls of its loop" if first.num_runs > 1 else "all matmuls"
+    if free:
+        most += f" but {seconds_text(free)} of them"
     why = [f"{most} feed {first.name} or need its result"]
     if together > 1:
         why.append(
@@ -103,37 +105,52 @@ def _data(case: Case, bound: list[Collective], beside: _Beside) -> Finding:
 
 
 class _Beside:
-    """How much matmul time a collective could run beside: neither before nor after."""
+    """How much matmul time a collective could run beside: neither before nor after.
+
+    In a loop that is what the body has, over all its trips; the next trip's is not
+    counted, since what it needs may be made in this one.
+    """
 
     def __init__(self, case: Case) -> None:
         line = case.schedule.timeline
-        self._entry: Computation = case.schedule.module.entry
-        self._by_name = {i.name: i for i in self._entry.instructions}
-        events = () if line is None else line.events
-        self._matmuls = {
-            self._by_name[e.name]: e.duration_s
-            for e in events
-            if e.kind == "matmul" and e.name in self._by_name
+        self._home = {
+            instruction.name: (computation, instruction)
+            for computation in case.schedule.module.computations
+            for instruction in computation.instructions
         }
-        self._users = self._entry.users()
+        self._matmuls: dict[str, dict[Instruction, float]] = {}
+        for event in () if line is None else line.events:
+            if event.kind == "matmul" and event.name in self._home:
+                computation, instruction = self._home[event.name]
+                inside = self._matmuls.setdefault(computation.name, {})
+                inside[instruction] = inside.get(instruction, 0.0) + event.duration_s
+        self._users: dict[str, dict[Instruction, list[Instruction]]] = {}
         self._known: dict[str, float] = {}
 
     def seconds(self, collective: Collective) -> float:
         """Seconds of matmuls that do not depend on it, nor it on them."""
         if collective.name not in self._known:
-            at = self._by_name.get(collective.name)
             found = 0.0
-            if at is not None:
-                bound = self._all(at, before=True) | self._all(at, before=False)
-                found = sum(s for m, s in self._matmuls.items() if m not in bound)
+            if collective.name in self._home:
+                computation, at = self._home[collective.name]
+                bound = self._all(computation, at)
+                matmuls = self._matmuls.get(computation.name, {})
+                found = sum(s for m, s in matmuls.items() if m not in bound)
             self._known[collective.name] = found
         return self._known[collective.name]
 
-    def _all(self, at: Instruction, *, before: bool) -> set[Instruction]:
-        seen, todo = {at}, [at]
-        while todo:
-            one = todo.pop()
-            near = one.operands if before else self._users.get(one, ())
-            todo += [i for i in near if i not in seen]
-            seen.update(near)
-        return seen
+    def _all(self, computation: Computation, at: Instruction) -> set[Instruction]:
+        """What it needs, itself, and what needs it."""
+        if computation.name not in self._users:
+            self._users[computation.name] = computation.users()
+        users = self._users[computation.name]
+        found: set[Instruction] = set()
+        for before in (True, False):
+            seen, todo = {at}, [at]
+            while todo:
+                one = todo.pop()
+                near = one.operands if before else users.get(one, ())
+                todo += [i for i in near if i not in seen]
+                seen.update(near)
+            found |= seen
+        return found

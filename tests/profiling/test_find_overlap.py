@@ -4,7 +4,7 @@ import dataclasses
 
 from profiling._case import Case
 from profiling._find_overlap import synchronous
-from tests.profiling import field_case, finding_pages
+from tests.profiling import field_case, finding_pages, judged_steps
 
 
 def test_where_every_matmul_depends_on_it():
@@ -30,6 +30,13 @@ def test_where_there_is_other_work():
     assert all(fix.change.flags for fix in found.fixes)
     assert {f.text for f in found.fixes} == {f.text for f in by_where["data"].fixes}
     assert not set(found.collectives) & set(by_where["data"].collectives)
+
+
+def test_in_a_loop():
+    (found,) = synchronous(judged_steps.looped())
+    (name,) = found.collectives
+    assert found.where == "data"
+    assert found.why[0] == f"all matmuls of its loop feed {name} or need its result"
 
 
 def test_nothing_without_a_timeline():
