@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -38,7 +38,7 @@ def spec_text(spec: Spec) -> str:
 
 
 def render(plan: ResolvedPlan, *, width: int) -> Iterator[RenderableType]:
-    """Draw a resolved plan, one block for each pattern.
+    """Draw a resolved plan: a block for each pattern, or for several that say the same.
 
     Args:
         plan: The plan.
@@ -49,12 +49,13 @@ def render(plan: ResolvedPlan, *, width: int) -> Iterator[RenderableType]:
     """
     yield Text(f"{len(plan.parameters)} parameters on {plan.mesh!r}")
     blocks: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
+    shared = _shared(plan.parameters)
     for row in plan.parameters:
-        blocks.setdefault(_heading(row), [])
+        blocks.setdefault(_heading(row, shared), [])
     for group in _alike(plan.parameters):
         shape, piece = str(list(group[0].shape)), _piece(group[0], plan.mesh)
         lines = [(name, shape, piece) for name in collapse([r.name for r in group])]
-        blocks[_heading(group[0])] += lines
+        blocks[_heading(group[0], shared)] += lines
     # Replicated for want of a pattern comes last: it is what one looks for.
     ordered = sorted(blocks.items(), key=lambda item: item[0] == _UNCOVERED)
     few = f"no pattern ({len(plan.uncovered)} of {len(plan.parameters)})"
@@ -71,7 +72,7 @@ def render(plan: ResolvedPlan, *, width: int) -> Iterator[RenderableType]:
     for noun, rows in (("output", plan.outputs), ("input", plan.inputs)):
         if rows:
             yield Text(f"\n{len(rows)} module {noun}s")
-            yield _module_table(rows, noun)
+            yield from _modules(rows, width)
     if plan.notes:
         yield Text("\nNotes", style="bold")
     for note in plan.notes:
@@ -81,10 +82,26 @@ def render(plan: ResolvedPlan, *, width: int) -> Iterator[RenderableType]:
 _UNCOVERED = ("", "")
 
 
-def _heading(row: Row) -> tuple[str, ...]:
+def _heading(row: Row, shared: Set[tuple[str | None, Spec]]) -> tuple[str, ...]:
     if row.pattern is None:
         return _UNCOVERED
+    if (row.source, row.spec) in shared and _is_plain(row.pattern, row.name):
+        return str(row.source), spec_text(row.spec)
     return f"{row.source}: {row.pattern}", spec_text(row.spec)
+
+
+def _shared(rows: Iterable[Row]) -> set[tuple[str | None, Spec]]:
+    """Sources and specs of several patterns each, whose names say all of them."""
+    found: dict[tuple[str | None, Spec], set[str]] = {}
+    for row in rows:
+        if row.pattern is not None and _is_plain(row.pattern, row.name):
+            found.setdefault((row.source, row.spec), set()).add(row.pattern)
+    return {key for key, patterns in found.items() if len(patterns) > 1}
+
+
+def _is_plain(pattern: str, name: str) -> bool:
+    """Whether a pattern is a name, numbers aside, so that it need not be shown."""
+    return pattern in (name, star_form(name))
 
 
 def _alike(rows: Sequence[Row]) -> list[list[Row]]:
@@ -127,23 +144,27 @@ def _lines(
 _GAP = 2
 
 
-def _module_table(rows: Sequence[OutputRow | InputRow], noun: str) -> Table:
-    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim")
-    for column in (f"  {noun} of module", "spec", "from"):
-        table.add_column(column, overflow="fold")
+def _modules(
+    rows: Sequence[OutputRow | InputRow], width: int
+) -> Iterator[RenderableType]:
+    """A block for each source and spec; patterns only where names do not tell them."""
     groups: dict[tuple[Any, ...], list[OutputRow | InputRow]] = {}
     for row in rows:
         key = (star_form(row.name), row.index, row.spec, row.pattern, row.source)
         groups.setdefault(key, []).append(row)
+    blocks: dict[str, list[str]] = {}
     for group in groups.values():
         row = group[0]
         index = "" if row.index is None else f"[{row.index}]"
-        plain = row.pattern.removesuffix(index) in (row.name, star_form(row.name))
+        plain = _is_plain(row.pattern.removesuffix(index), row.name)
         source = row.source if plain else f"{row.source}: {row.pattern}"
-        for name in collapse([r.name for r in group]):
-            cells = (f"  {name or '(root)'}{index}", spec_text(row.spec), source)
-            table.add_row(*map(Text, cells))
-    return table
+        names = collapse([r.name for r in group])
+        block = blocks.setdefault(f"{source} -> {spec_text(row.spec)}", [])
+        block += [f"{name or '(root)'}{index}" for name in names]
+    for heading, names in blocks.items():
+        yield Text(heading, style="bold", overflow="fold")
+        lines = [(name,) for name in names]
+        yield _lines(lines, _widths(lines), width)
 
 
 def _sizes(plan: ResolvedPlan) -> str:

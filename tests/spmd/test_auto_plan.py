@@ -307,8 +307,8 @@ def test_explain_prints_sources_and_notes():
     console = Console(file=text, width=100)
     plan = auto_plan(CASES["llama-few-kv"].make_config(), MESH)
     plan.explain(console=console)
-    assert "tp_plan of LlamaForCausalLM: " in text.getvalue()
-    assert "input of module" in text.getvalue()
+    assert "tp_plan of LlamaForCausalLM -> (tensor, fsdp)" in text.getvalue()
+    assert "module inputs" in text.getvalue()
     assert "Notes\n- model.layers.*.self_attn.k_proj: 2 key" in text.getvalue()
 
 

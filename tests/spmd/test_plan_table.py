@@ -67,18 +67,35 @@ def test_one_line_for_all_layers(width: int) -> None:
 
 
 def test_outputs() -> None:
-    lines = [line.split() for line in shown(example()).splitlines()]
-    assert ["33", "module", "outputs"] in lines
-    assert ["model", "(fsdp,", "None,", "None)", "user"] in lines
-    row = "model.layers.{0..31}[0] ((replica, fsdp), None, None) user"
-    assert row.split() in lines
+    lines = [line.rstrip() for line in shown(example()).splitlines()]
+    assert lines[-5:] == [
+        "33 module outputs",
+        "user -> (fsdp, None, None)",
+        "  model",
+        "user -> ((replica, fsdp), None, None)",
+        "  model.layers.{0..31}[0]",
+    ]
 
 
 def test_a_pattern_is_shown_where_the_name_does_not_tell() -> None:
     plan = Plan({}, outputs={"*_head": ("fsdp", None), "": ("fsdp",)}, name="mine")
     text = shown(plan.resolve(MESH, {"w": (4,)}, ["", "lm_head"]))
-    assert "mine: *_head" in text
+    assert "mine: *_head -> (fsdp, None)" in text
     assert "(root)" in text
+
+
+def test_patterns_that_are_names_share_a_heading() -> None:
+    spec = ("fsdp", None)
+    plan = Plan({"layers.*.a": spec, "layers.*.b": spec, "c": (None, "fsdp")})
+    shapes = {f"layers.{i}.{n}": (16, 16) for i in range(2) for n in "ab"}
+    lines = shown(plan.resolve(MESH, {**shapes, "c": (16, 16)})).splitlines()
+    assert [line.split("  ")[0] or line.split()[0] for line in lines[2:-1]] == [
+        "user -> (fsdp, None)",
+        "layers.{0,1}.a",
+        "layers.{0,1}.b",
+        "user: c -> (None, fsdp)",
+        "c",
+    ]
 
 
 def test_a_narrow_terminal_folds_names() -> None:
