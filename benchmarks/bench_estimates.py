@@ -5,10 +5,11 @@
 
 The folder has `runs.json` and the compiled HLO of each run (see the README beside it).
 Bandwidths are those of `profiling/targets.yaml`, shares of them those of
-`profiling/_efficiency.py`; no figure is a program's own. What was measured is the wall
-time of a call, the fastest of ten, so the host's part is added to each estimate:
-`DISPATCH_S`, which like `SECTOR_BYTES` was chosen with these runs in view. There are no
-other runs that were kept back, so the errors are those of what the model was made with.
+`profiling/_timeline/efficiency.py`; no figure is a program's own. What was measured is
+the wall time of a call, the fastest of ten, so the host's part is added to each
+estimate: `DISPATCH_S`, which like `SECTOR_BYTES` was chosen with these runs in view.
+There are no other runs that were kept back, so the errors are those of what the model
+was made with.
 
 Memory is compared too: what the HLO says of arguments, outputs and temporaries with
 what the compiler reported, to the two decimals that it printed.
@@ -33,9 +34,9 @@ from rich.progress import track
 from rich.table import Table
 
 from profiling import Target, Timeline, collective_ops, load_module
-from profiling._memory_estimate import estimate
-from profiling._simulate import timeline
-from profiling._traffic import traffic
+from profiling._memory.estimate import estimate
+from profiling._timeline.simulate import timeline
+from profiling._timeline.traffic import traffic
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "a100_fft"
 TARGET = "a100:1x8"

@@ -31,10 +31,10 @@ from rich.table import Table
 import flags
 import profiling
 import spmd
-from profiling._cli_progress import Steps
-from profiling._tune import setting, tune
-from profiling._tune_trial import SAME, Judge, Trial
-from profiling._workload import workload
+from profiling._cli.progress import Steps
+from profiling._tuning.trial import SAME, Judge, Trial
+from profiling._tuning.tune import setting, tune
+from profiling._tuning.workload import workload
 
 LISTS = Path(__file__).with_name("overlap_flags.yaml")
 PRESETS = {"gpu": "gpu-overlap", "tpu": "tpu-overlap"}

@@ -11,24 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from profiling._analyse import analyse
-    from profiling._capture import capture
-    from profiling._chip import Chip, Link
-    from profiling._collective import Collective, Moved
-    from profiling._collective_ops import CollectiveOp, collective_ops
-    from profiling._compile import compile, compile_many
-    from profiling._compiled import Compiled, CompileError, Memory
-    from profiling._device_groups import DeviceGroups
-    from profiling._diff import Diff, diff
-    from profiling._diff_read import side
-    from profiling._diff_side import Side
+    from profiling._capture.capture import capture
+    from profiling._capture.serve import serve
+    from profiling._collectives.collective import Collective, Moved
+    from profiling._collectives.ops import CollectiveOp, collective_ops
+    from profiling._collectives.totals import Total
+    from profiling._collectives.wire_bytes import wire_bytes
+    from profiling._compiling.compile import compile, compile_many
+    from profiling._compiling.compiled import Compiled, CompileError, Memory
+    from profiling._diff.diff import Diff, diff
+    from profiling._diff.read import side
+    from profiling._diff.side import Side
     from profiling._dump import Dump, DumpedProgram
-    from profiling._explain import explain
-    from profiling._finding import Change, Figures, Finding, Fix, Proof
-    from profiling._hlo import Attributes, Computation, Instruction, Metadata, Module
-    from profiling._load import load_module
-    from profiling._loops import Executions, Loop, executions, loops
-    from profiling._memory_use import HeldTensor, MemoryUse, PeakBuffer
-    from profiling._profile import (
+    from profiling._findings.explain import explain
+    from profiling._findings.finding import Change, Figures, Finding, Fix, Proof
+    from profiling._findings.verify import Verified, verify
+    from profiling._hlo.device_groups import DeviceGroups
+    from profiling._hlo.load import load_module
+    from profiling._hlo.loops import Executions, Loop, executions, loops
+    from profiling._hlo.module import (
+        Attributes,
+        Computation,
+        Instruction,
+        Metadata,
+        Module,
+    )
+    from profiling._hlo.shape import Shape
+    from profiling._memory.use import HeldTensor, MemoryUse, PeakBuffer
+    from profiling._metrics.step_metrics import StepMetrics
+    from profiling._metrics.step_record import StepRecord
+    from profiling._profile.profile import (
         HostEvent,
         HostTime,
         OpClass,
@@ -40,88 +52,82 @@ if TYPE_CHECKING:
         Spent,
         Verdict,
     )
-    from profiling._profile_read import read_profile
+    from profiling._profile.read import read_profile
     from profiling._read import read
     from profiling._schedule import Schedule
-    from profiling._serve import serve
-    from profiling._shape import Shape
-    from profiling._step_flops import StepFlops, step_flops
-    from profiling._step_metrics import StepMetrics
-    from profiling._step_record import StepRecord
-    from profiling._target import Target, targets
-    from profiling._timeline import Event, Overlap, Timeline
-    from profiling._totals import Total
-    from profiling._verify import Verified, verify
-    from profiling._wire_bytes import wire_bytes
+    from profiling._step.flops import StepFlops, step_flops
+    from profiling._targets.chip import Chip, Link
+    from profiling._targets.target import Target, targets
+    from profiling._timeline.timeline import Event, Overlap, Timeline
 
 _HOME = {
-    "Attributes": "_hlo",
-    "Change": "_finding",
-    "Chip": "_chip",
-    "Collective": "_collective",
-    "CollectiveOp": "_collective_ops",
-    "CompileError": "_compiled",
-    "Compiled": "_compiled",
-    "Computation": "_hlo",
-    "DeviceGroups": "_device_groups",
-    "Diff": "_diff",
+    "Attributes": "_hlo.module",
+    "Change": "_findings.finding",
+    "Chip": "_targets.chip",
+    "Collective": "_collectives.collective",
+    "CollectiveOp": "_collectives.ops",
+    "CompileError": "_compiling.compiled",
+    "Compiled": "_compiling.compiled",
+    "Computation": "_hlo.module",
+    "DeviceGroups": "_hlo.device_groups",
+    "Diff": "_diff.diff",
     "Dump": "_dump",
     "DumpedProgram": "_dump",
-    "Event": "_timeline",
-    "Executions": "_loops",
-    "Figures": "_finding",
-    "Finding": "_finding",
-    "Fix": "_finding",
-    "HeldTensor": "_memory_use",
-    "HostEvent": "_profile",
-    "HostTime": "_profile",
-    "Instruction": "_hlo",
-    "Link": "_chip",
-    "Loop": "_loops",
-    "Memory": "_compiled",
-    "MemoryUse": "_memory_use",
-    "Metadata": "_hlo",
-    "Module": "_hlo",
-    "Moved": "_collective",
-    "OpClass": "_profile",
-    "Overlap": "_timeline",
-    "PeakBuffer": "_memory_use",
-    "Profile": "_profile",
-    "ProfiledCollective": "_profile",
-    "ProfiledHost": "_profile",
-    "ProfiledOp": "_profile",
-    "ProfiledStep": "_profile",
-    "Proof": "_finding",
+    "Event": "_timeline.timeline",
+    "Executions": "_hlo.loops",
+    "Figures": "_findings.finding",
+    "Finding": "_findings.finding",
+    "Fix": "_findings.finding",
+    "HeldTensor": "_memory.use",
+    "HostEvent": "_profile.profile",
+    "HostTime": "_profile.profile",
+    "Instruction": "_hlo.module",
+    "Link": "_targets.chip",
+    "Loop": "_hlo.loops",
+    "Memory": "_compiling.compiled",
+    "MemoryUse": "_memory.use",
+    "Metadata": "_hlo.module",
+    "Module": "_hlo.module",
+    "Moved": "_collectives.collective",
+    "OpClass": "_profile.profile",
+    "Overlap": "_timeline.timeline",
+    "PeakBuffer": "_memory.use",
+    "Profile": "_profile.profile",
+    "ProfiledCollective": "_profile.profile",
+    "ProfiledHost": "_profile.profile",
+    "ProfiledOp": "_profile.profile",
+    "ProfiledStep": "_profile.profile",
+    "Proof": "_findings.finding",
     "Schedule": "_schedule",
-    "Shape": "_shape",
-    "Side": "_diff_side",
-    "Spent": "_profile",
-    "StepFlops": "_step_flops",
-    "StepMetrics": "_step_metrics",
-    "StepRecord": "_step_record",
-    "Target": "_target",
-    "Timeline": "_timeline",
-    "Total": "_totals",
-    "Verdict": "_profile",
-    "Verified": "_verify",
+    "Shape": "_hlo.shape",
+    "Side": "_diff.side",
+    "Spent": "_profile.profile",
+    "StepFlops": "_step.flops",
+    "StepMetrics": "_metrics.step_metrics",
+    "StepRecord": "_metrics.step_record",
+    "Target": "_targets.target",
+    "Timeline": "_timeline.timeline",
+    "Total": "_collectives.totals",
+    "Verdict": "_profile.profile",
+    "Verified": "_findings.verify",
     "analyse": "_analyse",
-    "capture": "_capture",
-    "collective_ops": "_collective_ops",
-    "compile": "_compile",
-    "compile_many": "_compile",
-    "diff": "_diff",
-    "executions": "_loops",
-    "explain": "_explain",
-    "load_module": "_load",
-    "loops": "_loops",
+    "capture": "_capture.capture",
+    "collective_ops": "_collectives.ops",
+    "compile": "_compiling.compile",
+    "compile_many": "_compiling.compile",
+    "diff": "_diff.diff",
+    "executions": "_hlo.loops",
+    "explain": "_findings.explain",
+    "load_module": "_hlo.load",
+    "loops": "_hlo.loops",
     "read": "_read",
-    "read_profile": "_profile_read",
-    "serve": "_serve",
-    "side": "_diff_read",
-    "step_flops": "_step_flops",
-    "targets": "_target",
-    "verify": "_verify",
-    "wire_bytes": "_wire_bytes",
+    "read_profile": "_profile.read",
+    "serve": "_capture.serve",
+    "side": "_diff.read",
+    "step_flops": "_step.flops",
+    "targets": "_targets.target",
+    "verify": "_findings.verify",
+    "wire_bytes": "_collectives.wire_bytes",
 }
 
 __all__ = [

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiling._call_order import check_calls
-from profiling._collective_ops import collective_ops
-from profiling._collectives import collectives
-from profiling._compiled import Compiled
+from profiling._collectives.collectives import collectives
+from profiling._collectives.ops import collective_ops
+from profiling._compiling.compiled import Compiled
+from profiling._compiling.slices import of_all_slices
 from profiling._dump import DumpedProgram
-from profiling._hlo import Module
-from profiling._hlo_binary import read_binary
-from profiling._memory import memory_use
-from profiling._no_gc import no_gc
+from profiling._hlo.binary import read_binary
+from profiling._hlo.call_order import check_calls
+from profiling._hlo.module import Module
+from profiling._hlo.no_gc import no_gc
+from profiling._memory.memory import memory_use
 from profiling._schedule import Schedule
-from profiling._simulate import timeline
-from profiling._slices import of_all_slices
-from profiling._target import Target
+from profiling._targets.target import Target
+from profiling._timeline.simulate import timeline
 from spmd._mesh import Mesh
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiling._dump_names import Stage, parse_name
-from profiling._hlo import Module
-from profiling._load import load_module
+from profiling._hlo.load import load_module
+from profiling._hlo.module import Module
 
 _FLAGS = "--xla_dump_to=DIR --xla_dump_hlo_pass_re=spmd.*"
 

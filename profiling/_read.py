@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiling._async_pairs import collective_kind
+from profiling._collectives.async_pairs import collective_kind
 from profiling._dump import Dump, DumpedProgram, read_directory
 from profiling._dump_names import Stage
-from profiling._hlo import Module
-from profiling._load import ZIP_MAGIC, load_module
+from profiling._hlo.load import ZIP_MAGIC, load_module
+from profiling._hlo.module import Module
 
 if TYPE_CHECKING:
     from spmd._program import Program

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from profiling._collective import Collective
-from profiling._compiled import Compiled, FlagValue
-from profiling._hlo import Module
-from profiling._memory_use import MemoryUse
-from profiling._target import Target
-from profiling._timeline import Timeline
-from profiling._totals import By, Total, totals
+from profiling._collectives.collective import Collective
+from profiling._collectives.totals import By, Total, totals
+from profiling._compiling.compiled import Compiled, FlagValue
+from profiling._hlo.module import Module
+from profiling._memory.use import MemoryUse
+from profiling._targets.target import Target
+from profiling._timeline.timeline import Timeline
 from spmd._mesh import Mesh
 
 _NOTHING_S = 1e-12  # less is rounding
@@ -143,7 +143,7 @@ class Schedule:
         Returns:
             The path.
         """
-        from profiling._html import html
+        from profiling._report.html import html
 
         path = Path(path)
         path.write_text(html(self.as_json()), encoding="utf-8")
@@ -157,7 +157,7 @@ class Schedule:
         """
         from rich.console import Console
 
-        from profiling._show import show
+        from profiling._report.show import show
 
         show(self, Console(), top=top)
 

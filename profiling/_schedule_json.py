@@ -8,11 +8,11 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, get_args
 
-from profiling._collective import Collective
-from profiling._compiled import CompileError
-from profiling._memory_use import MemoryUse
-from profiling._timeline import Timeline
-from profiling._totals import By
+from profiling._collectives.collective import Collective
+from profiling._collectives.totals import By
+from profiling._compiling.compiled import CompileError
+from profiling._memory.use import MemoryUse
+from profiling._timeline.timeline import Timeline
 from spmd._mesh import Mesh
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
-from profiling._async_pairs import COLLECTIVES as KINDS
-from profiling._collective import Collective, Moved, Role
-from profiling._compiled import FlagValue
+from profiling._collectives.async_pairs import COLLECTIVES as KINDS
+from profiling._collectives.collective import Collective, Moved, Role
+from profiling._collectives.totals import Total, table
+from profiling._compiling.compiled import FlagValue
 from profiling._schedule import Schedule
-from profiling._target import Target, count
-from profiling._totals import Total, table
+from profiling._targets.target import Target, count
 from spmd._program_summary import bytes_text
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _schedule(
         raise ValueError(
             "a program is not compiled yet: say for what, such as target='cpu:8'"
         )
-    from profiling._compile_anyway import compile_anyway
+    from profiling._compiling.anyway import compile_anyway
 
     return compile_anyway(what, wanted, flags=flags or {})
 

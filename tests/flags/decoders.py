@@ -12,7 +12,7 @@ import spmd
 from flags import Workload
 from fsdpv2 import FSDPv2, transformer_auto_wrap_policy
 from profiling import Schedule, Target
-from profiling._workload import workload
+from profiling._tuning.workload import workload
 from spmd import Mesh, Program
 from tests.fsdpv2.decoder import Decoder
 from tests.profiling.compilers import need

@@ -210,7 +210,7 @@ def test_every_flag_earns_its_place(name, target):
 @pytest.mark.slow
 def test_all_reduces_between_hosts_earn_their_place():
     import profiling
-    from profiling._workload import workload
+    from profiling._tuning.workload import workload
     from tests.flags.decoders import copied_program
     from tests.profiling.compilers import need
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from profiling._collective import Collective, Moved
+from profiling._collectives.collective import Collective, Moved
 from spmd import Program
 from spmd._spec import entry_axes
 

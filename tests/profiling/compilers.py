@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from profiling._target import Target
+from profiling._targets.target import Target
 
 NEEDS = {"gpu": "jax-cuda12-plugin", "tpu": "libtpu"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import profiling
 from profiling import Finding, Schedule, Verified
-from profiling._case import Case
+from profiling._findings.case import Case
 from spmd import Program
 from tests.profiling.compilers import need
 

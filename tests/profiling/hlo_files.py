@@ -5,8 +5,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from profiling._hlo import Module
-from profiling._hlo_text import read_text
+from profiling._hlo.module import Module
+from profiling._hlo.text import read_text
 
 DATA = Path(__file__).with_name("data")
 JAX = DATA / "jax_cpu"

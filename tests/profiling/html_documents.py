@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiling._target import Target
+from profiling._targets.target import Target
 
 NASTY = "</script><b>bold</b><!-- &amp; \u2028 '\""
 LINKS = {"fsdp": "nvlink", "replica": "ib"}

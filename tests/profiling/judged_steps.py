@@ -9,7 +9,7 @@ from torch import nn
 
 import profiling
 import spmd
-from profiling._case import Case
+from profiling._findings.case import Case
 from spmd import Program
 from spmd._torch_xla_scan import loop
 from tests.profiling.compilers import need

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiling._collective import Collective, Moved
-from profiling._memory_use import HeldTensor, MemoryUse, PeakBuffer
+from profiling._collectives.collective import Collective, Moved
+from profiling._memory.use import HeldTensor, MemoryUse, PeakBuffer
 from profiling._schedule import Schedule
-from profiling._target import Target
-from profiling._timeline import Event, Overlap, Timeline
+from profiling._targets.target import Target
+from profiling._timeline.timeline import Event, Overlap, Timeline
 from spmd._mesh import Mesh
 from tests.profiling.hlo_files import entry
 

@@ -4,7 +4,7 @@ import pytest
 
 from profiling import Dump, analyse, collective_ops, load_module, read
 from profiling._analyse import num_devices
-from profiling._compile_program import compile_program
+from profiling._compiling.program import compile_program
 from profiling._dump import DumpedProgram
 from spmd._mesh import Mesh
 from tests.profiling.hlo_files import DATA, JAX, STEP, TORCH_XLA, content, parse

@@ -11,14 +11,14 @@ import pytest
 from referencing import Registry, Resource
 
 from profiling import analyse, read
-from profiling._collective import Collective, Moved
-from profiling._compiled import CompileError
-from profiling._memory_use import HeldTensor, MemoryUse, PeakBuffer
-from profiling._outcome import Outcome, document
+from profiling._collectives.collective import Collective, Moved
+from profiling._collectives.totals import Total
+from profiling._compiling.compiled import CompileError
+from profiling._compiling.outcome import Outcome, document
+from profiling._memory.use import HeldTensor, MemoryUse, PeakBuffer
 from profiling._schedule_json import as_json, error_as_json, schema
-from profiling._target import Target
-from profiling._timeline import Event, Overlap, Timeline
-from profiling._totals import Total
+from profiling._targets.target import Target
+from profiling._timeline.timeline import Event, Overlap, Timeline
 from tests.profiling.hlo_files import JAX, TEXTS
 from tests.profiling.schedules import COLLECTIVES, schedule
 

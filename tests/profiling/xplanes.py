@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiling._profile.xplane_proto import PlaneParts, SpaceParts, XLine
 from profiling._schedule import Schedule
-from profiling._xplane_proto import PlaneParts, SpaceParts, XLine
 
 PS = 1_000_000  # in a microsecond
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import profiling
 import spmd
-from profiling._hlo_binary import read_binary
+from profiling._hlo.binary import read_binary
 from spmd import Mesh, Plan
 from tests.on_device import sync
 

@@ -1,0 +1,1 @@
+"""Record live steps as a profile, from inside or from another process."""

@@ -1,0 +1,1 @@
+"""The command `spmd` and its subcommands."""

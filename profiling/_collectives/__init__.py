@@ -1,0 +1,1 @@
+"""Every collective of a module: its devices and bytes, what it moves, and why."""

@@ -1,0 +1,1 @@
+"""What two steps move, hold and wait for otherwise."""

@@ -1,0 +1,1 @@
+"""What in a step's sharding costs, why, and what removes it; proven by compiling."""

@@ -1,0 +1,1 @@
+"""HLO as data: text and protos to modules, and what a module says of itself."""

@@ -1,0 +1,1 @@
+"""What a device holds during a step, from the compiler or estimated."""

@@ -1,0 +1,1 @@
+"""What a training loop does, step by step, while it runs."""

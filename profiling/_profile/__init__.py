@@ -1,0 +1,1 @@
+"""What a run really did, read from a profile of its devices and its host."""

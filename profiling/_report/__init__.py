@@ -1,0 +1,1 @@
+"""A schedule for people: text for a terminal and a page of HTML."""

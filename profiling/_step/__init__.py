@@ -1,0 +1,1 @@
+"""A step as it was traced, before a compiler has seen it: its operations and FLOPs."""

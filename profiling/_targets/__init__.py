@@ -1,0 +1,1 @@
+"""What a program is compiled for: chips, links, and the text that names a target."""

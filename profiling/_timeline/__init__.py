@@ -1,0 +1,1 @@
+"""Replay a schedule on compute and wires: what each thing costs, and what is hidden."""

@@ -1,0 +1,1 @@
+"""Search compiler flags for a program by compiling it."""
