@@ -9,8 +9,10 @@ remembered, by torch_xla's number of the tensor and torch's count of in-place ch
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -24,17 +26,48 @@ from spmd._spec import Spec
 Stamp = tuple[int, int]
 
 
-def stamps(tensors: Sequence[torch.Tensor]) -> list[Stamp]:
-    """What changes when a tensor gets other data.
+@dataclass(slots=True)
+class View:
+    """Tensors of a step, as they were at one moment.
 
-    Args:
-        tensors: On the XLA device.
-
-    Returns:
-        One each.
+    Attributes:
+        ids: torch_xla's number of each.
+        versions: torch's count of in-place changes of each.
+        layouts: Such as ``float32[8, 4] {devices=[8,1]0,1,2,3,4,5,6,7}`` for each.
     """
-    ids = _torch_xla_graph.tensor_ids(tensors)
-    return list(zip(ids, [t._version for t in tensors], strict=True))
+
+    ids: list[int]
+    versions: list[int]
+    layouts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> View:
+        """The tensors as they are now, their layouts not looked at.
+
+        Args:
+            tensors: On the XLA device.
+
+        Returns:
+            With no layouts.
+        """
+        ids = _torch_xla_graph.tensor_ids(tensors)
+        return cls(ids, [t._version for t in tensors])
+
+    def is_of_same(self, other: View) -> bool:
+        """Whether the other is of the same tensors, and none was given other data.
+
+        Args:
+            other: Of as many tensors, or of others.
+
+        Returns:
+            Whatever their layouts.
+        """
+        return self.ids == other.ids and self.versions == other.versions
+
+    @property
+    def stamps(self) -> list[Stamp]:
+        """What changes when a tensor gets other data; one each."""
+        return list(zip(self.ids, self.versions, strict=True))
 
 
 class Layouts:
@@ -42,6 +75,22 @@ class Layouts:
 
     def __init__(self) -> None:
         self._known: dict[Stamp, str] = {}
+        # By step: what there was before its first call that is not in `_known` yet,
+        # and after its last. A step that finds what it left never asks for them.
+        self._left: weakref.WeakKeyDictionary[object, tuple[View, View]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def leave(self, step: object, before: View, after: View) -> None:
+        """Note what a step found, and what it left in its place.
+
+        Args:
+            step: That of which this replaces the last note.
+            before: With layouts.
+            after: With layouts.
+        """
+        noted = self._left.get(step)
+        self._left[step] = (noted[0] if noted else before, after)
 
     def of(
         self, tensors: Sequence[torch.Tensor], found: Sequence[Stamp]
@@ -56,6 +105,7 @@ class Layouts:
             Such as ``float32[8, 4] {devices=[8,1]0,1,2,3,4,5,6,7}`` for each; `None` if
             a tensor was moved and has another stamp now.
         """
+        self._take_notes()
         for attempt in range(2):
             texts = list(map(self._known.get, found))
             known = tuple(text for text in texts if text is not None)
@@ -82,25 +132,14 @@ class Layouts:
                 moved.append(tensor)
         if moved:
             _torch_xla.wait()
-        self.learn(stamps(tensors), describe(tensors))
+        self._known.update(zip(View.of(tensors).stamps, describe(tensors), strict=True))
 
-    def learn(self, found: Iterable[Stamp], texts: Iterable[str]) -> None:
-        """Remember layouts.
-
-        Args:
-            found: From `stamps`.
-            texts: From `describe`.
-        """
-        self._known.update(zip(found, texts, strict=True))
-
-    def forget(self, found: Iterable[Stamp]) -> None:
-        """Drop what is there no more.
-
-        Args:
-            found: From `stamps`.
-        """
-        for stamp in found:
-            self._known.pop(stamp, None)
+    def _take_notes(self) -> None:
+        for before, after in self._left.values():
+            for stamp in before.stamps:
+                self._known.pop(stamp, None)
+            self._known.update(zip(after.stamps, after.layouts, strict=True))
+        self._left.clear()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,7 +157,8 @@ def describe(tensors: Sequence[torch.Tensor]) -> list[str]:
         See `Layouts.of`.
     """
     return [
-        f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} {layout}"
+        # one text for all that are alike, which is quick to compare
+        sys.intern(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} {layout}")
         for t, layout in zip(tensors, _torch_xla_graph.layouts(tensors), strict=True)
     ]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -19,55 +18,18 @@ from spmd import _torch_xla, _torch_xla_graph
 from spmd._capture import rate_tensor, recorded, separate
 from spmd._digest import graph_digest
 from spmd._host_spans import TRACE, span, step_span
-from spmd._layout import Stamp, describe, layouts_for, stamps
+from spmd._layout import View, describe, layouts_for
 from spmd._names import by_parameter, call_leaves, dotted
 from spmd._prime import prime_optimizer
 from spmd._record import Recorded, Source, rebuild
 from spmd._state import Slot, StepState
+from spmd._step_graph import Held, StepGraph, order_of
 from spmd._tree import named_leaves
 from spmd._variants import Variants, batch_key
 
 Key = tuple[Any, ...]
 _dropper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spmd-dropper")
 _MAX_PLACES = 16  # lists of places that are kept, one for each set of gradients
-
-
-@dataclass(slots=True)
-class _Graph:
-    """One compiled graph of a step.
-
-    Attributes:
-        key: Of torch_xla's cache; empty if there is nothing to run.
-        record: What it was made from.
-        order: For each input of the graph its position in what `_run` puts together.
-        slots: What it updates.
-        outputs: For each of them the output that is its new data.
-        replaced: Of those that held something before: position in `slots` and in the
-            state that there was, and whether the Python object stays.
-        layouts: Of each output that is new state, once it has run.
-    """
-
-    key: bytes
-    record: Recorded
-    order: list[int]
-    slots: list[Slot]
-    outputs: list[int]
-    replaced: list[tuple[int, int, bool]]
-    layouts: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The state that there is at a call."""
-
-    slots: list[Slot]
-    tensors: list[torch.Tensor]
-    stamps: list[Stamp]
-
-    @classmethod
-    def of(cls, slots: list[Slot]) -> _Held:
-        tensors = [slot.read() for slot in slots]
-        return cls(slots, tensors, stamps(tensors))
 
 
 @final
@@ -95,9 +57,10 @@ class CompiledStep:
         self._fn = fn
         self._state = state
         self._donate = donate
-        self._variants: Variants[_Graph] = Variants(max_graphs)
+        self._variants: Variants[StepGraph] = Variants(max_graphs)
         self._by_digest: dict[str, bytes] = {}
         self._layouts = layouts_for(state.model)
+        self._left: View | None = None
         self._places: dict[Key, list[Slot]] = {}
         self._rates: dict[int, tuple[float, torch.Tensor]] = {}
         self._spent: deque[list[torch.Tensor]] = deque()
@@ -171,7 +134,7 @@ class CompiledStep:
             prime_optimizer(optimizer)
             self._primed = (optimizer.state, sizes)
 
-    def _look(self, batch: dict[str, torch.Tensor], other: Key) -> tuple[Key, _Held]:
+    def _look(self, batch: dict[str, torch.Tensor], other: Key) -> tuple[Key, Held]:
         """What decides which graph to run, and the state that there is."""
         state = self._state.key()
         present = (state[0], state[3], state[4], self._state.tables())
@@ -182,15 +145,25 @@ class CompiledStep:
             self._places[present] = self._state.slots(bound=True)
             state = self._state.key()
         slots = self._places[present]
-        held = _Held.of(slots)
-        if len({number for number, _ in held.stamps}) < len(slots):
+        held = Held.of(slots)
+        if self._left is not None and held.view.is_of_same(self._left):
+            held.view.layouts = self._left.layouts
+        else:
+            held = self._look_closely(slots, held)
+        return (batch_key(batch, _layout), other, *state, held.view.layouts), held
+
+    def _look_closely(self, slots: list[Slot], held: Held) -> Held:
+        """The state with its layouts, where it is not what the last call left."""
+        if len(set(held.view.ids)) < len(slots):
             separate(slots)
-            held = _Held.of(slots)
-        layouts = self._layouts.of(held.tensors, held.stamps)
+            held = Held.of(slots)
+        layouts = self._layouts.of(held.tensors, held.view.stamps)
         if layouts is None:
-            held = _Held.of(slots)
-            layouts = self._layouts.of(held.tensors, held.stamps)
-        return (batch_key(batch, _layout), other, *state, layouts), held
+            held = Held.of(slots)
+            layouts = self._layouts.of(held.tensors, held.view.stamps)
+        assert layouts is not None  # what was moved is where it belongs now
+        held.view.layouts = layouts
+        return held
 
     def _identity(self, outputs: list[torch.Tensor], *, again: bool) -> bytes:
         """The key of a graph, that of an equal one if there is one.
@@ -212,7 +185,7 @@ class CompiledStep:
         batch: dict[str, torch.Tensor],
         *,
         again: bool = False,
-    ) -> _Graph:
+    ) -> StepGraph:
         _check_arrays(by_parameter(self._fn, args, kwargs))
         self._places.clear()
         with recorded(self._fn, args, kwargs, state=self._state, batch=batch) as record:
@@ -226,26 +199,25 @@ class CompiledStep:
                 if outputs and (again or self._variants.same(identity) is None):
                     _torch_xla_graph.compile_graph(outputs)
             record.drop_data()
-        slots = [record.slots[i] for i in record.updated]
-        graph = _Graph(
+        updated = list(record.updated.items())
+        before = [(i, out) for i, out in updated if i < num_state]
+        graph = StepGraph(
             key=identity,
             record=record,
-            order=_order(record.sources, num_state, len(batch), len(self._rates_now())),
-            slots=slots,
-            outputs=list(record.updated.values()),
-            replaced=[
-                (n, i, record.slots[i].keeps)
-                for n, i in enumerate(record.updated)
-                if i < num_state
-            ],
+            order=order_of(
+                record.sources, num_state, len(batch), len(self._rates_now())
+            ),
+            kept=[(i, out) for i, out in before if record.slots[i].keeps],
+            renewed=[(i, out) for i, out in before if not record.slots[i].keeps],
+            added=[(record.slots[i], out) for i, out in updated if i >= num_state],
         )
         self._variants.add(key, identity, graph)
         return graph
 
     def _run(
         self,
-        graph: _Graph,
-        held: _Held,
+        graph: StepGraph,
+        held: Held,
         leaves: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         if not graph.key:
@@ -253,10 +225,10 @@ class CompiledStep:
         sources = graph.record.sources
         others = [self._other(s) for s in sources if s.kind in ("rng", "constant")]
         pool = [*held.tensors, *leaves, *self._rates_now(), *others]
-        old = [
-            held.tensors[i].data if keeps else held.tensors[i]
-            for _, i, keeps in (graph.replaced if self._donate else ())
-        ]
+        old = []
+        if self._donate:
+            old = [held.tensors[i].data for i, _ in graph.kept]
+            old += [held.tensors[i] for i, _ in graph.renewed]
         inputs = [pool[i] for i in graph.order]
         try:
             results = _torch_xla_graph.run_graph(graph.key, inputs)
@@ -288,28 +260,40 @@ class CompiledStep:
         return before[1]
 
     def _write_back(
-        self, graph: _Graph, held: _Held, results: Sequence[torch.Tensor]
+        self, graph: StepGraph, held: Held, results: Sequence[torch.Tensor]
     ) -> None:
         # From here on the devices work, and where they are the cores of this machine
         # they take them: little is left to do.
-        slots = list(graph.slots)
-        for n, i, _ in graph.replaced:
-            slots[n] = held.slots[i]
-        for slot, output in zip(slots, graph.outputs, strict=True):
+        for i, output in graph.kept:
+            held.tensors[i].data = results[output]
+        for i, output in graph.renewed:
+            held.slots[i].write(results[output])
+        for slot, output in graph.added:
             slot.write(results[output])
         for parameter in self._state.with_gradients(graph.record.cleared):
             parameter.grad = None
+        self._left = self._leave(graph, held.view, results)
+        self._layouts.leave(self, held.view, self._left)
+
+    def _leave(
+        self, graph: StepGraph, before: View, results: Sequence[torch.Tensor]
+    ) -> View:
+        """What the state is now: first what there was, then what was added."""
         if not graph.layouts:
             _torch_xla.wait()
-            graph.layouts = describe([results[i] for i in graph.outputs])
-        self._layouts.forget([held.stamps[i] for _, i, _ in graph.replaced])
-        ids = _torch_xla_graph.ids_of_results(results)
-        versions = [0] * len(graph.slots)
-        for n, i, keeps in graph.replaced:
-            if keeps:  # `data` was assigned to, which is no change to torch
-                versions[n] = held.stamps[i][1]
-        written = zip([ids[i] for i in graph.outputs], versions, strict=True)
-        self._layouts.learn(written, graph.layouts)
+            outputs = list(graph.record.updated.values())
+            texts = describe([results[i] for i in outputs])
+            graph.layouts = dict(zip(outputs, texts, strict=True))
+        number = _torch_xla_graph.ids_of_results(results)
+        ids, versions = before.ids.copy(), before.versions.copy()
+        for i, output in graph.kept:  # `data` was assigned to, which torch counts not
+            ids[i] = number[output]
+        for i, output in graph.renewed:
+            ids[i], versions[i] = number[output], 0
+        for _, output in graph.added:
+            ids.append(number[output])
+            versions.append(0)
+        return View(ids, versions, graph.layouts_after(before.layouts))
 
     def _result(
         self,
@@ -334,26 +318,6 @@ def _drop(tensors: list[torch.Tensor]) -> None:
     """Let go of tensors, a few at a time so that other threads can go on."""
     while tensors:
         del tensors[-16:]
-
-
-def _order(
-    sources: Sequence[Source], num_state: int, num_batch: int, num_groups: int
-) -> list[int]:
-    """Positions of the inputs in state, batch, rates and the rest, put together."""
-    starts = {
-        "state": 0,
-        "batch": num_state,
-        "learning_rate": num_state + num_batch,
-    }
-    rest = num_state + num_batch + num_groups
-    order = []
-    for source in sources:
-        if source.kind in starts:
-            order.append(starts[source.kind] + source.index)
-        else:
-            order.append(rest)
-            rest += 1
-    return order
 
 
 def _check_batch(batch: dict[str, torch.Tensor]) -> None:

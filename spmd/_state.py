@@ -254,8 +254,8 @@ def _optimizer_entry(
     def write(value: torch.Tensor) -> None:
         entries = table()
         before = entries.get(key)
-        if before is not None:
-            vars(value).update(vars(before))  # annotations
+        if before is not None and (attributes := vars(before)):  # annotations
+            vars(value).update(attributes)
         entries[key] = value
 
     def put(tensor: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 import spmd
 from spmd import _torch_xla_graph
-from spmd._layout import Layouts, describe, layouts_for, stamps
+from spmd._layout import Layouts, View, describe, layouts_for
 from tests.on_device import on_device, split_by, sync
 from tests.spmd.training import MESH
 
@@ -20,6 +20,10 @@ def state() -> list[torch.Tensor]:
     spmd.mark_sharding(split, MESH, ROWS)
     sync()
     return [split, whole]
+
+
+def stamps(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    return View.of(tensors).stamps
 
 
 @torch.no_grad()
@@ -50,13 +54,47 @@ def test_layouts_are_found_and_remembered(monkeypatch):
     assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
 
 
-def test_what_was_learned_is_not_asked_for(monkeypatch):
-    layouts, tensors = Layouts(), state()
-    layouts.learn(stamps(tensors), ["one", "two"])
+def test_what_a_step_left_is_not_asked_for():
+    layouts, tensors, step = Layouts(), state(), nn.Identity()
+    before, after = View.of(tensors), View.of(tensors)
+    after.layouts = ("one", "two")
+    layouts.leave(step, before, after)
     assert layouts.of(tensors, stamps(tensors)) == ("one", "two")
-    layouts.forget(stamps(tensors))
-    layouts.forget(stamps(tensors))  # gone already
+
+
+def test_what_a_step_found_is_gone_with_what_it_left():
+    """Of many calls in a row only the first and the last view count."""
+    layouts, tensors, step = Layouts(), state(), nn.Identity()
+    found = View.of(tensors)
+    found.layouts = ("old", "old")
+    layouts.leave(step, found, found)
+    others = state()
+    left = View.of(others)
+    left.layouts = ("one", "two")
+    layouts.leave(step, View([1, 2], [0, 0], ("x", "x")), left)
+    assert layouts.of(others, stamps(others)) == ("one", "two")
+    assert set(layouts._known) == set(left.stamps)
     assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
+
+
+def test_what_a_dead_step_left_is_asked_for():
+    layouts, tensors, step = Layouts(), state(), nn.Identity()
+    view = View.of(tensors)
+    view.layouts = ("one", "two")
+    layouts.leave(step, view, view)
+    del step
+    gc.collect()
+    assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
+
+
+def test_a_view_is_of_the_same_until_data_changes():
+    tensors = state()
+    view = View.of(tensors)
+    assert view.is_of_same(View.of(tensors))
+    assert not view.is_of_same(View.of(tensors[:1]))
+    assert not view.is_of_same(View.of(tensors[::-1]))
+    multiply(tensors[1])
+    assert not view.is_of_same(View.of(tensors))
 
 
 def test_an_annotated_tensor_is_split_again():
