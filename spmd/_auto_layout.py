@@ -55,17 +55,6 @@ class Axes:
         """Spec of [batch, seq, features] that every device of a row has."""
         return (self.batch, None, None)
 
-    def flat(self, spec: RawSpec) -> RawSpec:
-        """A spec for [batch * seq, features], where the sequence is not split.
-
-        Args:
-            spec: For [batch, seq, features].
-
-        Returns:
-            Two entries.
-        """
-        return (spec[0], spec[2])
-
     def weight(self, shape: Sequence[int], dim: int) -> RawSpec:
         """Spec of a weight that the tensor axis splits on one dim.
 
@@ -111,6 +100,18 @@ class Axes:
         if shape[1 - dim_out] % self.ways == 0:
             return self.weight(shape, 1 - dim_out)
         return self.parameter(shape)
+
+    def repeated(self, shape: Sequence[int], dim_out: int) -> RawSpec:
+        """Spec of a matrix whose rows each device of the tensor axis takes some of.
+
+        Args:
+            shape: Of the weight.
+            dim_out: Its dim of output features.
+
+        Returns:
+            Split over fsdp by input features alone.
+        """
+        return self._with_fsdp(shape, {dim_out: None})
 
     def _with_fsdp(self, shape: Sequence[int], taken: dict[int, str | None]) -> RawSpec:
         spec: list[RawEntry] = [taken.get(d) for d in range(len(shape))]

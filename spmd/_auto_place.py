@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
+from spmd._adapt_rule import Adapted
+from spmd._auto_adapt import adapt_layers, divisors, fit_positions, num_repeated
 from spmd._auto_heads import Layout, Piece, layout_of
 from spmd._auto_layout import Axes
 from spmd._auto_model import Matrix, Model
@@ -15,10 +16,6 @@ from spmd._auto_rows import Rows, Said
 from spmd._auto_styles import Styled
 from spmd._collapse import collapse, star_form
 from spmd._fused_rule import Experts, Fused
-from spmd._rule import RawSpec
-
-_FLATTENED = {"OPTDecoderLayer": ("fc1", "fc2")}
-"""Matrices that a layer gives [batch * seq, features]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +42,7 @@ def place(model: Model, styles: dict[str, Styled], axes: Axes) -> Rows:
         ValueError: A size of the tensor axis that some matrix does not take.
     """
     rows = Rows()
+    axes = fit_positions(model, axes, rows)
     needs: list[_Need] = []
     for name, styled in styles.items():
         if axes.ways > 1 and name != model.head:
@@ -53,6 +51,7 @@ def place(model: Model, styles: dict[str, Styled], axes: Axes) -> Rows:
     _check(model, needs, axes)
     _vocabulary(model, styles, axes, rows)
     _experts(model, axes, rows)
+    adapt_layers(model, axes, rows)
     source = f"layers of {model.kind}"
     for block in model.blocks:
         rows.outputs[block] = Said(axes.between, source)
@@ -87,8 +86,8 @@ class _Placer:
     def _row(self) -> list[_Need]:
         name, matrix, axes = self.matrix.name, self.matrix, self.axes
         self._parameters(matrix.num_in, matrix.num_out, 1 - matrix.dim_out, name)
-        self.rows.inputs[name] = self._said(axes.columns)
-        self.rows.outputs[name] = self._said(axes.between)
+        self.rows.inputs[name] = Said(axes.columns, self.source)
+        self.rows.outputs[name] = Said(axes.between, self.source)
         return [_Need(name, matrix.num_in, "input features")]
 
     def _columns(self, layout: Layout) -> list[_Need]:
@@ -108,26 +107,42 @@ class _Placer:
     def _column(self, piece: Piece, name: str) -> list[_Need]:
         axes, matrix = self.axes, self.matrix
         whole = piece.is_shared and piece.num_units % axes.ways > 0
+        repeated = num_repeated(self.model, matrix, piece, axes) if whole else None
         dim = None if whole else matrix.dim_out
-        self._parameters(matrix.num_in, piece.num_features, dim, name)
-        self.rows.outputs[name] = self._said(axes.whole if whole else axes.columns)
+        self._parameters(matrix.num_in, piece.num_features, dim, name, repeated)
+        spec = axes.whole if whole and repeated is None else axes.columns
+        self.rows.outputs[name] = Said(spec, self.source)
         if not whole:
             return [] if piece.is_shared else [_Need(name, piece.num_units, piece.noun)]
+        does = "so every device of that axis computes them all"
+        if repeated is not None:
+            does = (
+                f"so every device of that axis holds their weights, and they are "
+                f"repeated to {repeated}"
+            )
+            adapted = Adapted("", "repeat_heads", repeated)
+            self.rows.adapted[matrix.parent] = Said(adapted, self.source)
         self._note(
             f"{piece.num_units} {piece.noun} do not divide over {axes.tensor}="
-            f"{axes.ways}, so every device of that axis computes them all; sizes that "
-            f"split them: {_sizes(piece.num_units)}",
+            f"{axes.ways}, {does}; sizes that split them: {divisors(piece.num_units)}",
             name,
         )
         return []
 
     def _parameters(
-        self, num_in: int, num_out: int, dim: int | None, name: str
+        self,
+        num_in: int,
+        num_out: int,
+        dim: int | None,
+        name: str,
+        repeated: int | None = None,
     ) -> None:
         """Specs of weight and bias, with the tensor axis on one dim of the weight."""
         axes, dim_out = self.axes, self.matrix.dim_out
         shape = (num_out, num_in) if dim_out == 0 else (num_in, num_out)
-        if dim is None:
+        if repeated is not None:
+            spec = axes.repeated(shape, dim_out)
+        elif dim is None:
             spec = axes.matrix(shape, dim_out)
         else:
             spec = axes.weight(shape, dim)
@@ -135,15 +150,6 @@ class _Placer:
         if self.matrix.module._parameters.get("bias") is not None:
             bias = (axes.tensor if dim == dim_out else None,)
             self.rows.parameters[f"{name}.bias"] = Said(bias, self.source)
-
-    def _said(self, spec: RawSpec) -> Said[RawSpec]:
-        block = next(b for b, own in self.model.blocks.items() if self._is_in(own))
-        kind = type(self.model.root.get_submodule(block)).__name__
-        flat = self.matrix.leaf in _FLATTENED.get(kind, ())
-        return Said(self.axes.flat(spec) if flat else spec, self.source)
-
-    def _is_in(self, names: Iterable[str]) -> bool:
-        return self.matrix.name in names
 
     def _note(self, text: str, name: str | None = None) -> None:
         where = star_form(name or self.matrix.name)
@@ -201,6 +207,14 @@ def _experts(model: Model, axes: Axes, rows: Rows) -> None:
         except ValueError as error:
             raise ValueError(f"auto_plan: {name}: {error}") from None
         rows.experts[name] = Said(Experts("", tuple(found.shapes.items())), source)
+        if axes.sequence:  # tells experts what they are given [batch * seq] of
+            rows.inputs[name.rpartition(".")[0]] = Said(axes.between, source)
+            text = (
+                f"{star_form(name)}: beside pairs of gather and scatter, the gradient "
+                f"of the routing weights [tokens, experts] is added up over "
+                f"{axes.tensor!r} in backward"
+            )
+            rows.notes.append(Said(text, source))
         for key, spec in found.parameters.items():
             rows.parameters[f"{name}.{key}"] = Said(spec, source)
         rows.notes += [
@@ -237,10 +251,5 @@ def _check(model: Model, needs: list[_Need], axes: Axes) -> None:
     raise ValueError(
         f"auto_plan: {model.kind} does not fit {axes.tensor}={axes.ways}, which does "
         f"not divide\n" + "\n".join(lines) + f"\nSizes of {axes.tensor!r} that fit: "
-        f"{_sizes(largest)}"
+        f"{divisors(largest)}"
     )
-
-
-def _sizes(num_units: int) -> str:
-    """The divisors of a number, as text."""
-    return ", ".join(str(n) for n in range(1, num_units + 1) if num_units % n == 0)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from spmd._adapt_rule import Adapted
 from spmd._collapse import star_form
 from spmd._fused_rule import Experts, Fused
 from spmd._pattern import matching
@@ -37,6 +38,7 @@ class Rows:
         inputs: Specs of what modules are given.
         fused: Modules to take apart; without a pattern.
         experts: Modules of experts to replace, likewise.
+        adapted: Modules to compute in another way, likewise.
         notes: What is to be said, by source.
     """
 
@@ -45,6 +47,7 @@ class Rows:
     inputs: dict[str, Said[RawSpec]] = field(default_factory=dict)
     fused: dict[str, Said[Fused]] = field(default_factory=dict)
     experts: dict[str, Said[Experts]] = field(default_factory=dict)
+    adapted: dict[str, Said[Adapted]] = field(default_factory=dict)
     notes: list[Said[str]] = field(default_factory=list)
 
 
@@ -79,6 +82,10 @@ def plan_parts(
     for pattern, said in _patterns(rows.experts, names):
         one = Experts(pattern, said.what.held)
         experts.setdefault(said.source, []).append(one)
+    adapted: dict[str, list[Adapted]] = {}
+    for pattern, said in _patterns(rows.adapted, names):
+        one = Adapted(pattern, said.what.how, said.what.size)
+        adapted.setdefault(said.source, []).append(one)
     notes: dict[str, list[str]] = {}
     for said in rows.notes:
         notes.setdefault(said.source, []).append(said.what)
@@ -89,8 +96,9 @@ def plan_parts(
             tuple(dict.fromkeys(notes.get(source, ()))),
             tuple(fused.get(source, ())),
             tuple(experts.get(source, ())),
+            tuple(adapted.get(source, ())),
         )
-        for source in dict.fromkeys([*rules, *fused, *experts, *notes])
+        for source in dict.fromkeys([*rules, *fused, *experts, *adapted, *notes])
     )
 
 

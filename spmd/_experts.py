@@ -11,12 +11,12 @@ intermediate features: one all-reduce of [tokens, hidden] forward and one backwa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmd._experts_layout import TokenLayout
 from spmd._experts_rule import (
     DOWN,
     GATED,
@@ -29,11 +29,8 @@ from spmd._experts_rule import (
 from spmd._fused import HOOKS, check_free, cut, forget
 from spmd._fused_output import joined
 from spmd._fused_state import Pieces, hold_in_pieces, pieces_of
-from spmd._mark import get_sharding
 from spmd._mesh import Mesh
-from spmd._place import placed
 from spmd._preserve_dot import Dims, dot
-from spmd._spec import SpecEntry, entry_axes, normalize_spec
 
 
 class DenseExperts(nn.Module):
@@ -87,11 +84,11 @@ class DenseExperts(nn.Module):
         down = self._of(DOWN)[0]
         tokens, num = hidden.shape[0], down.shape[0]
         features = 1 if self._transposed else 2
-        layout = _Layout.of(down, tokens=tokens, features=features)
+        layout = TokenLayout.of(down, hidden, features=features)
         chosen = indices.unsqueeze(-1) == torch.arange(num, device=indices.device)
         share = torch.where(chosen, weights.unsqueeze(-1), 0.0).sum(1)
         share = layout.meet(share, layout.expert)  # [..., expert]
-        hidden = layout.meet(hidden, None)
+        hidden = layout.meet_hidden(hidden)
         inner = layout.split(self._inner(hidden), layout.expert, layout.features)
         mixed = layout.part(self._mix(inner, share.to(inner.dtype)))
         return mixed.reshape(tokens, -1).to(hidden.dtype)
@@ -140,72 +137,6 @@ class DenseExperts(nn.Module):
         """What the module says of itself."""
         shapes = {k: list(v.shape) for k, v in self.named_parameters(recurse=False)}
         return f"dense {self.layer}: {shapes}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where tokens are: apart around the experts, and together where experts differ.
-
-    Inside they are [rows, columns, tokens], so that a split over the axes that stay and
-    one over those of the experts are of dims of their own, which the partitioner needs
-    to scatter the sum over experts.
-
-    Attributes:
-        mesh: The mesh; None where nothing is annotated.
-        stay: Axes that split tokens around the experts and among them.
-        gather: Axes that split tokens around the experts, and experts.
-        expert: Entry that splits experts.
-        features: Entry that splits intermediate features.
-    """
-
-    mesh: Mesh | None
-    stay: SpecEntry = None
-    gather: SpecEntry = None
-    expert: SpecEntry = None
-    features: SpecEntry = None
-
-    @classmethod
-    def of(cls, down: torch.Tensor, *, tokens: int, features: int) -> _Layout:
-        """As the annotation of a weight says."""
-        known = get_sharding(down)
-        if known is None or down.device.type != "xla":
-            return cls(None)
-        mesh, spec = known.mesh, known.spec
-        experts = entry_axes(spec[0])
-        inside = {*experts, *entry_axes(spec[features])}
-        stay = tuple(a for a in mesh.data_axes if a not in inside)
-        if tokens % mesh.axis_size((*stay, *experts)):
-            return cls(None)  # a few tokens, which the compiler may put where it likes
-        rows, columns = normalize_spec([stay, experts], mesh, shape=None, name="tokens")
-        return cls(mesh, rows, columns, spec[0], spec[features])
-
-    def meet(self, x: torch.Tensor, last: SpecEntry) -> torch.Tensor:
-        """Gather tokens [tokens, last], split by `last`; their gradient is scattered.
-
-        8 tokens over 2 devices of axes that stay and 2 of experts are [2, 2, 2, last].
-        """
-        if self.mesh is None:
-            return x
-        stay = self.mesh.axis_size(entry_axes(self.stay))
-        gather = self.mesh.axis_size(entry_axes(self.gather))
-        x = x.reshape(stay, gather, -1, *x.shape[1:])
-        apart = (self.stay, self.gather, None, None)
-        together = (self.stay, None, None, last)
-        return placed(placed(x, self.mesh, apart), self.mesh, together, grad=apart)
-
-    def split(self, x: torch.Tensor, *entries: SpecEntry) -> torch.Tensor:
-        """[rows, columns, tokens, ...] by what splits the last dims."""
-        if self.mesh is None:
-            return x
-        return placed(x, self.mesh, (self.stay, None, None, *entries))
-
-    def part(self, x: torch.Tensor) -> torch.Tensor:
-        """Scatter the sum over experts; its gradient is gathered."""
-        if self.mesh is None:
-            return x
-        apart = (self.stay, self.gather, None, None)
-        together = (self.stay, None, None, None)
-        return placed(placed(x, self.mesh, apart, grad=together), self.mesh, apart)
 
 
 def split_experts(module: nn.Module, names: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from spmd._adapt_rule import adapted_modules
 from spmd._fused_rule import expert_modules, fused_modules
 from spmd._inputs import annotate_inputs
 from spmd._mark import get_sharding, mark_sharding, remember
@@ -176,14 +177,15 @@ def shard_module(module: M, mesh: Mesh, plan: Plan, *, strict: bool = False) -> 
 
 
 def take_apart(module: nn.Module, plan: Plan) -> None:
-    """Have fused weights and experts in the form that a plan speaks of, in place.
+    """Have modules in the form that a plan speaks of, in place.
 
     Args:
         module: Its parameters on any device, not annotated yet.
         plan: Names them; most plans name none.
 
     Raises:
-        ValueError: A weight that cannot be taken apart, as one that is tied.
+        ValueError: A weight that cannot be taken apart, as one that is tied, or a
+            module that cannot be adapted as the plan says.
     """
     names = [name for name, _ in _all_names(module)]
     modules = [name for name, _ in module.named_modules()]
@@ -197,6 +199,11 @@ def take_apart(module: nn.Module, plan: Plan) -> None:
         from spmd._experts import split_experts
 
         split_experts(module, experts)
+    adapted = adapted_modules(plan.parts, modules)
+    if adapted:
+        from spmd._adapt import adapt
+
+        adapt(module, adapted)
 
 
 def resolve_plan(

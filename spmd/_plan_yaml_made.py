@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
+from spmd._adapt_rule import Adapted
 from spmd._fused_rule import Experts, Fused
 from spmd._rule import PlanPart
 
-SECTIONS = ("fused", "experts", "notes")
+Made: TypeAlias = tuple[
+    tuple[str, ...], tuple[Fused, ...], tuple[Experts, ...], tuple[Adapted, ...]
+]
+"""Notes, fused weights, experts and adapted modules."""
+
+SECTIONS = ("fused", "experts", "adapted", "notes")
 
 
 def plain(part: PlanPart) -> dict[str, Any]:
@@ -30,14 +36,13 @@ def plain(part: PlanPart) -> dict[str, Any]:
             e.pattern: {name: list(shape) for name, shape in e.held}
             for e in part.experts
         },
+        "adapted": {a.pattern: {a.how: a.size} for a in part.adapted},
         "notes": list(part.notes),
     }
     return {section: value for section, value in found.items() if value}
 
 
-def read_made(
-    text: str, *, where: str
-) -> list[tuple[tuple[str, ...], tuple[Fused, ...], tuple[Experts, ...]]]:
+def read_made(text: str, *, where: str) -> list[Made]:
     """Read those sections of each document.
 
     Args:
@@ -45,7 +50,7 @@ def read_made(
         where: What to call the text in an error.
 
     Returns:
-        Notes, fused weights and experts of each document.
+        Notes, fused weights, experts and adapted modules of each document.
 
     Raises:
         ValueError: A section of another form.
@@ -56,7 +61,7 @@ def read_made(
 def _read(document: Any, where: str) -> Any:
     """A flat mapping of patterns has no such sections; a list there is a spec."""
     if not any(isinstance(value, Mapping) for value in document.values()):
-        return (), (), ()
+        return (), (), (), ()
     try:
         fused = tuple(
             Fused(
@@ -73,11 +78,16 @@ def _read(document: Any, where: str) -> Any:
             )
             for pattern, one in (document.get("experts") or {}).items()
         )
+        adapted = tuple(
+            Adapted(str(pattern), how, int(size))
+            for pattern, one in (document.get("adapted") or {}).items()
+            for how, size in one.items()
+        )
         notes = tuple(map(str, document.get("notes") or ()))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
             f"{where}: section 'fused' is a mapping of pattern to 'dim' and 'parts' "
-            f"(sizes by name), 'experts' one of pattern to shapes by name, 'notes' a "
-            f"list of strings"
+            f"(sizes by name), 'experts' one of pattern to shapes by name, 'adapted' "
+            f"one of pattern to a way and a size, 'notes' a list of strings"
         ) from None
-    return notes, fused, experts
+    return notes, fused, experts, adapted

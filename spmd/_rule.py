@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from spmd._adapt_rule import Adapted
 from spmd._fused_rule import Experts, Fused
 from spmd._pattern import compile_pattern, split_index
 
@@ -82,6 +83,7 @@ class PlanPart:
         notes: What is to be said of them, a sentence each.
         fused: Modules to take apart first; rules are about what they become.
         experts: Modules of experts to replace first, likewise.
+        adapted: Modules to compute in another way.
     """
 
     name: str
@@ -89,6 +91,7 @@ class PlanPart:
     notes: tuple[str, ...] = ()
     fused: tuple[Fused, ...] = ()
     experts: tuple[Experts, ...] = ()
+    adapted: tuple[Adapted, ...] = ()
 
 
 def _freeze(spec: Any, pattern: str) -> RawSpec:

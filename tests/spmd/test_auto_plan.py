@@ -12,6 +12,7 @@ from torch import nn
 
 import spmd
 from spmd import Mesh, Plan
+from spmd._adapt_rule import Adapted
 from spmd._auto_plan import auto_plan
 from tests.spmd.hf_models import CASES
 
@@ -93,16 +94,29 @@ def test_without_an_fsdp_axis():
     assert at(found.outputs)["model.layers.0"] == (None, None, None)
 
 
-def test_few_key_heads_are_computed_everywhere():
+def test_few_key_heads_are_made_from_repeated_weights():
     found = resolved("llama-few-kv")
     outputs = at(found.outputs)
-    assert outputs["model.layers.0.self_attn.k_proj"] == WHOLE
-    assert outputs["model.layers.0.self_attn.q_proj"] == COLUMNS
-    assert found.notes[0].startswith(
+    assert outputs["model.layers.0.self_attn.k_proj"] == COLUMNS
+    assert specs(found)["model.layers.0.self_attn.k_proj.weight"] == (None, "fsdp")
+    assert found.notes[0] == (
         "model.layers.*.self_attn.k_proj: 2 key and value heads do not divide over "
-        "tensor=4"
+        "tensor=4, so every device of that axis holds their weights, and they are "
+        "repeated to 4; sizes that split them: 1, 2"
     )
-    assert found.notes[0].endswith("sizes that split them: 1, 2")
+    plan = auto_plan(CASES["llama-few-kv"].make_config(), MESH)
+    adapted = [a for part in plan.parts for a in part.adapted]
+    assert adapted == [Adapted("model.layers.*.self_attn", "repeat_heads", 4)]
+
+
+def test_few_key_heads_of_an_attention_that_is_not_known():
+    config = transformers.GPTBigCodeConfig(
+        vocab_size=128, n_embd=64, n_head=8, n_layer=1, multi_query=True
+    )
+    found = auto_plan(config, MESH).explain(console=Console(file=io.StringIO()))
+    outputs = at(found.outputs)
+    assert outputs["transformer.h.0.attn.c_attn.k"] == WHOLE
+    assert any("device of that axis computes them all" in note for note in found.notes)
 
 
 def test_weights_in_one_are_taken_apart():
@@ -164,9 +178,37 @@ def test_recognised_by_form(name, column, row, source):
     assert found.uncovered == ()
 
 
-def test_flattened_rows_in_opt():
+def test_rows_in_opt_that_are_flattened_no_more():
     outputs = at(resolved("opt").outputs)
-    assert outputs["model.decoder.layers.0.fc1"] == ("fsdp", "tensor")
+    assert outputs["model.decoder.layers.0.fc1"] == COLUMNS
+    plan = auto_plan(CASES["opt"].make_config(), MESH)
+    adapted = [a for part in plan.parts for a in part.adapted]
+    assert adapted == [Adapted("model.decoder.layers.*", "unflatten")]
+
+
+def test_experts_are_told_of_the_sequence():
+    found = resolved("mixtral", sequence_parallel=True)
+    assert at(found.inputs)["model.layers.0.mlp"] == SPLIT
+    assert found.notes[-1] == (
+        "model.layers.*.mlp.experts: beside pairs of gather and scatter, the gradient "
+        "of the routing weights [tokens, experts] is added up over 'tensor' in backward"
+    )
+    assert "model.layers.0.mlp" not in at(resolved("mixtral").inputs)
+
+
+@pytest.mark.parametrize("name", ["vit", "clip"])
+def test_positions_that_do_not_divide(name):
+    """They are padded, or not split."""
+    config = CASES["vit"].make_config()
+    if name == "clip":
+        options = {"hidden_size": 64, "intermediate_size": 96, "image_size": 32}
+        options |= {"num_attention_heads": 8, "patch_size": 8, "num_hidden_layers": 2}
+        config = transformers.CLIPVisionConfig(**options)
+    plan = auto_plan(config, MESH, sequence_parallel=True)
+    found = plan.explain(console=Console(file=io.StringIO()))
+    layers = {v for n, v in at(found.outputs).items() if n.endswith("layers.1")}
+    assert layers == {SPLIT if name == "vit" else WHOLE}
+    assert "17 positions do not divide over tensor=4" in "".join(found.notes)
 
 
 def test_tied_tables_are_one():
@@ -224,8 +266,9 @@ def test_a_pattern_of_ones_own_comes_first():
     assert not [n for n in got if ".c_attn.q." in n]
 
 
-def test_it_is_written_and_read():
-    plan = auto_plan(CASES["phi3"].make_config(), MESH)
+@pytest.mark.parametrize("name", ["phi3", "llama-few-kv", "mixtral"])
+def test_it_is_written_and_read(name):
+    plan = auto_plan(CASES[name].make_config(), MESH)
     assert Plan.from_yaml(plan.to_yaml()) == plan
 
 

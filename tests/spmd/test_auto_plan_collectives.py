@@ -15,6 +15,7 @@ from tests.spmd.hf_models import CASES, HIDDEN, ROWS, SEQ
 
 MESH = Mesh({"fsdp": 2, "tensor": 4})
 DEFAULT = ("llama",)
+WAYS = MESH.axis_size("tensor")
 PARALLEL = ("falcon", "falcon-groups")  # attention and MLP side by side, added up
 PIECE = ROWS // 2 * SEQ * HIDDEN * 4 // 4  # bytes of [batch, seq, embed] on one device
 
@@ -78,41 +79,44 @@ def others(name: str, sequence: bool) -> set[str]:
     }
 
 
-# A few key heads need their gradient added up.
-TEXTBOOK = [n for n in CASES if n not in ("llama-few-kv", *PARALLEL)]
-EXPERTS = ("mixtral", "qwen3-moe")
-# OPT flattens [batch, seq] in its MLP; the 17 patches of the image do not divide.
-PAIRED = [n for n in TEXTBOOK if n not in ("opt", "vit", *EXPERTS)]
+def textbook(name: str, sequence: bool) -> dict[tuple[str, str], int]:
+    """Executions by phase and kind, for one block over the tensor axis."""
+    times = 1 if name in PARALLEL else 2
+    found = dict.fromkeys(MEGATRON_SEQUENCE if sequence else MEGATRON, times)
+    if sequence and "routing weights" in notes(name):
+        found["backward", "all-reduce"] = 1
+    return found
 
 
-@pytest.mark.parametrize("name", marked(TEXTBOOK))
-def test_tensor_parallel_is_two_reductions_each_way(name):
-    assert activations(name, False) == MEGATRON
-    assert others(name, False) == set()
+def notes(name: str) -> str:
+    """What the plan for sequence parallelism says to the user."""
+    config = CASES[name].make_config()
+    config.architectures = [CASES[name].model]
+    plan = auto_plan(config, MESH, sequence_parallel=True, min_shard_elements=1)
+    return "\n".join(note for part in plan.parts for note in part.notes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PARALLEL)
-def test_blocks_that_add_up_attention_and_mlp_need_one(name):
-    assert activations(name, False) == dict.fromkeys(MEGATRON, 1)
-    assert others(name, False) == set()
+STYLES = pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
 
 
-@pytest.mark.parametrize("name", marked(PAIRED))
-def test_sequence_parallel_is_pairs_of_gather_and_scatter(name):
-    assert activations(name, True) == MEGATRON_SEQUENCE
-    assert others(name, True) == set()
+@STYLES
+@pytest.mark.parametrize("name", marked(CASES))
+def test_a_block_has_the_collectives_of_its_style(name, sequence):
+    assert activations(name, sequence) == textbook(name, sequence)
+    assert others(name, sequence) == set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERTS)
-def test_experts_flatten_the_sequence_so_their_gradient_is_reduced_whole(name):
-    assert activations(name, True) == {
-        **MEGATRON_SEQUENCE,
-        ("backward", "reduce-scatter"): 1,
-        ("backward", "all-reduce"): 1,
-    }
-    assert others(name, True) == set()
+@pytest.mark.parametrize("name", marked(CASES))
+def test_gathers_and_scatters_move_no_more_than_their_share(name):
+    """Pieces are even, and no scatter is a slice of what is reduced whole."""
+    found = [c for c in schedule(name, 2, True).collectives if c.axes == ("tensor",)]
+    arrays = [(c.kind, m) for c in found for m in c.moved if m.role == "activation"]
+    share = {"all-gather": WAYS - 1, "reduce-scatter": (WAYS - 1) / WAYS}
+    for kind, moved in arrays:
+        if kind in share:
+            assert moved.wire_bytes == share[kind] * moved.operand_bytes
+        else:  # of the loss, and of routing weights
+            assert moved.operand_bytes <= ROWS // 2 * SEQ * 4 * 4
 
 
 @pytest.mark.parametrize("name", marked(CASES))
@@ -124,8 +128,19 @@ def test_logits_are_not_gathered(name):
 
 
 @pytest.mark.slow
-def test_few_key_heads_do_not_gather_the_queries():
-    found = schedule("llama-few-kv", 1, False).collectives
-    gathers = [c for c in found if c.kind == "all-gather" and c.role == "activation"]
-    assert all(m.operand_bytes < PIECE for c in gathers for m in c.moved)
-    assert {c.phase for c in gathers} == {"backward"}  # pairs share a key's gradient
+@STYLES
+def test_weights_of_few_key_heads_are_added_up_over_tensor(sequence):
+    """They are whole over that axis: nothing is gathered, and no activation is."""
+    found = schedule("llama-few-kv", 2, sequence).collectives
+    moved = Counter(
+        (m.tensor.removeprefix("model.layers."), c.kind, m.role)
+        for c in found
+        for m in c.moved
+        if m.role in ("weight gather", "gradient reduction") and c.axes == ("tensor",)
+    )
+    assert moved == {
+        (f"{i}.self_attn.{n}_proj.weight", "all-reduce", "gradient reduction"): 1
+        for i in range(2)
+        for n in "kv"
+    }
+    assert all(c.axes for c in found)

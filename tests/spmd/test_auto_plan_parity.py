@@ -55,10 +55,11 @@ def test_loss_and_gradients_are_the_whole_models(name, sequence):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
-def test_experts_on_an_axis_of_their_own(name):
+def test_experts_on_an_axis_of_their_own(name, sequence):
     mesh = Mesh({"fsdp": 2, "expert": 2, "tensor": 2})
-    check(name, mesh, (("fsdp", "expert"),))
+    check(name, mesh, (("fsdp", "expert"),), sequence_parallel=sequence)
 
 
 def check(name: str, mesh: Mesh, batch_spec: tuple[object, ...], **options: bool):
