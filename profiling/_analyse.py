@@ -18,6 +18,7 @@ from profiling._hlo.module import Module
 from profiling._hlo.no_gc import no_gc
 from profiling._memory.memory import memory_use
 from profiling._schedule import Schedule
+from profiling._step.flops import step_flops
 from profiling._targets.target import Target
 from profiling._timeline.simulate import timeline
 from spmd._mesh import Mesh
@@ -191,7 +192,10 @@ def _schedule(
     module, compiled = found.module, found.compiled
     line = None
     if target is not None and module.is_scheduled:
-        line = timeline(module, target, collective_ops(module))
+        needs = None
+        if program is not None:
+            needs = step_flops(program).of_one(program.num_devices)
+        line = timeline(module, target, collective_ops(module), model=needs)
     return Schedule(
         name=found.name if program is None else program.name,
         source=found.source,
@@ -236,7 +240,8 @@ def _missing(
         )
     if program is None:
         notes.append(
-            "no program: names and roles are those that the module tells; a step "
-            "traced with spmd.trace has all of them (analyse(..., program=...))"
+            "no program: names and roles are those that the module tells, and MFU "
+            "counts causal attention in full; a step traced with spmd.trace has all of "
+            "them (analyse(..., program=...))"
         )
     return tuple(notes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, final
@@ -20,13 +20,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ITERATION = "train"  # what jax and xprof call it; xprof takes it for a step
-STEP = "spmd:step"
-TRACE = "spmd:trace"
-COMPILE = "spmd:compile"
-DISPATCH = "spmd:dispatch"
-DATA = "spmd:data"
-WAIT = "spmd:wait"
-CHECKPOINT = "spmd:checkpoint"
+# xprof takes what is before the colon for an operation's name, and lists those only.
+STEP = "spmd/step:"
+TRACE = "spmd/trace:"
+COMPILE = "spmd/compile:"
+DISPATCH = "spmd/dispatch:"
+DATA = "spmd/data:"
+WAIT = "spmd/wait:"
+CHECKPOINT = "spmd/checkpoint:"
 
 _recorders: list[tuple[Callable[[], object], Callable[..., Any]]] = []
 _seconds: dict[str, float] = {}
@@ -201,6 +202,19 @@ def totals() -> dict[str, float]:
     """
     with _lock:
         return dict(_seconds)
+
+
+def seconds_in(names: Sequence[str]) -> list[float]:
+    """Seconds spent in some spans so far, on all threads together.
+
+    Args:
+        names: Of spans; of one that did not occur there are 0.0.
+
+    Returns:
+        For each.
+    """
+    with _lock:
+        return list(map(_seconds.get, names, itertools.repeat(0.0)))
 
 
 def counts() -> dict[str, int]:

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter, thread_time
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
-from spmd._host_spans import COMPILE, DATA, DISPATCH, WAIT, span, totals
+from spmd._host_spans import COMPILE, DATA, DISPATCH, WAIT, seconds_in, span, totals
 
 B = TypeVar("B")
 _END: Any = object()
 _SPANS = (DATA, COMPILE, WAIT, DISPATCH)
+Mark: TypeAlias = tuple[float, ...]
+"""What the clocks show: of the wall, of this thread's processor, and of `_SPANS`."""
+Way: TypeAlias = tuple[Mark, Mark]
 
 
 @dataclass(slots=True)
@@ -36,15 +39,29 @@ class Lap:
     wait_s: float
     host_s: float
 
-    def take(self, other: Lap) -> None:
-        """Count another lap to this one, which is empty afterwards.
+    @classmethod
+    def of(cls, ways: Iterable[Way], waited_s: float = 0.0) -> Lap:
+        """Add up ways.
 
         Args:
-            other: The other.
+            ways: From `StepClock.way`.
+            waited_s: Waiting for the devices besides.
+
+        Returns:
+            Their sum.
         """
-        for name in ("data_s", "compile_s", "wait_s", "host_s"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-            setattr(other, name, 0.0)
+        found = cls(0.0, 0.0, waited_s, 0.0)
+        for (then, cpu_then, *before), (now, cpu_now, *spent) in ways:
+            data, compiled, waited, dispatched = (
+                max(0.0, n - b) for n, b in zip(spent, before, strict=True)
+            )
+            host = max(0.0, now - then - data - compiled - waited)
+            blocked = max(0.0, min(dispatched, host - (cpu_now - cpu_then)))
+            found.data_s += data
+            found.compile_s += compiled
+            found.wait_s += waited + blocked
+            found.host_s += host - blocked
+        return found
 
 
 @final
@@ -53,24 +70,18 @@ class StepClock:
 
     def __init__(self) -> None:
         self._twice = 0.0  # seconds that a span inside of a span has counted again
-        self._spent = self._totals()
-        self._mark = self._window = perf_counter()
-        self._cpu = thread_time()
+        self._last = self._mark()
+        self._window = self._last[0]
 
-    def lap(self) -> Lap:
+    def way(self) -> Way:
         """End a lap and begin the next.
 
         Returns:
-            The one that has ended.
+            From where to where it went: all that is done in each step, in the middle of
+            which nothing is in the caches. `Lap.of` has its seconds.
         """
-        now, cpu, spent = perf_counter(), thread_time(), self._totals()
-        data, compiled, waited, dispatched = (
-            max(0.0, n - s) for n, s in zip(spent, self._spent, strict=True)
-        )
-        host = max(0.0, now - self._mark - data - compiled - waited)
-        blocked = max(0.0, min(dispatched, host - (cpu - self._cpu)))
-        self._mark, self._cpu, self._spent = now, cpu, spent
-        return Lap(data, compiled, waited + blocked, host - blocked)
+        last, self._last = self._last, self._mark()
+        return last, self._last
 
     def window(self) -> float:
         """End a window and begin the next.
@@ -89,14 +100,12 @@ class StepClock:
         Yields:
             Nothing.
         """
-        started, cpu, spent = perf_counter(), thread_time(), self._totals()
+        before = self._mark()
         try:
             yield
         finally:
-            self._mark += perf_counter() - started
-            self._cpu += thread_time() - cpu
-            gone = zip(self._spent, self._totals(), spent, strict=True)
-            self._spent = [mine + now - before for mine, now, before in gone]
+            gone = zip(self._last, self._mark(), before, strict=True)
+            self._last = tuple(mine + now - then for mine, now, then in gone)
 
     @contextmanager
     def no_window(self) -> Iterator[None]:
@@ -135,7 +144,7 @@ class StepClock:
                 return
             yield batch
 
-    def _totals(self) -> list[float]:
-        spent = totals()
-        data, *others = (spent.get(name, 0.0) for name in _SPANS)
-        return [data - self._twice, *others]
+    def _mark(self) -> Mark:
+        data, compiled, waited, dispatched = seconds_in(_SPANS)
+        data -= self._twice
+        return perf_counter(), thread_time(), data, compiled, waited, dispatched

@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from profiling._metrics.values import is_jax, is_xla
 from spmd._host_spans import COMPILE, counts
 
 _JIT_COMPILED = "/jax/core/compile/backend_compile_duration"
+_STATM = "/proc/self/statm"
 _num_jits = 0
 _is_listening = False
 
@@ -147,7 +147,11 @@ def host_memory() -> int | None:
         Bytes; None where Linux's ``/proc`` is not.
     """
     try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
+        file = os.open(_STATM, os.O_RDONLY)  # a Path costs five times that
+        try:
+            pages = os.read(file, 256).split()[1]
+        finally:
+            os.close(file)
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return None

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from profiling._metrics.background import Background
 from profiling._metrics.console import Console
 from profiling._metrics.devices import Devices
 from profiling._metrics.step_record import StepRecord
 from profiling._metrics.tensorboard import TensorBoard
+
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes one each time
 
 
 class Sink(Protocol):
@@ -54,8 +57,13 @@ class JsonLines:
             records: Of a window.
         """
         now = {"time": time.time(), "process": self._process}
-        lines = [json.dumps(r.as_json() | now, allow_nan=False) for r in records]
-        self._file.write("".join(f"{line}\n" for line in lines))
+        text, shared, known = "", "", None
+        for record in records:
+            window = record.of_window()
+            if window != known:  # else in words once for all
+                known, shared = window, _encode(window | now)[1:]
+            text += f"{_encode(record.of_step())[:-1]}, {shared}\n"
+        self._file.write(text)
         self._file.flush()
 
     def close(self) -> None:
@@ -81,14 +89,16 @@ def opened(
         tensorboard: Folder.
 
     Returns:
-        At most three; of several processes only the first has more than the file.
+        Of several processes only the first has more than the file of JSON lines. Files
+        are written in the background.
     """
     found: list[Sink] = []
+    files: list[Sink] = []
     if console is not False and devices.process == 0:
         found.append(Console(None if console is True else console, about))
     if json_lines is not None:
         path = Path(json_lines)
-        found.append(JsonLines(path, devices.process, devices.num_processes))
+        files.append(JsonLines(path, devices.process, devices.num_processes))
     if tensorboard is not None and devices.process == 0:
-        found.append(TensorBoard(Path(tensorboard)))
-    return found
+        files.append(TensorBoard(Path(tensorboard)))
+    return [*found, Background(*files)] if files else found

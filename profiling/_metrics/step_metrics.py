@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, TextIO, TypeVar, final
 
 from profiling._compiling.compiled import Compiled
-from profiling._metrics.clock import Lap, StepClock
+from profiling._metrics.clock import Lap, StepClock, Way
 from profiling._metrics.devices import Devices, host_memory, listen
 from profiling._metrics.sinks import Sink, opened
 from profiling._metrics.step_record import RESERVED, StepRecord
@@ -39,7 +39,8 @@ class _Step:
     number: int
     tokens: int | None
     values: dict[str, Any]
-    lap: Lap
+    ways: tuple[Way, ...]
+    waited_s: float = 0.0
 
 
 @final
@@ -170,24 +171,29 @@ class StepMetrics:
             ValueError: A value of several elements, or a name that is taken.
         """
         self._check_open()
-        _check_count("tokens", tokens)
-        taken = RESERVED.intersection(scalars)
-        if taken:
-            raise ValueError(
-                f"StepMetrics: {min(taken)!r} is a figure of StepRecord; give the "
-                f"scalar another name"
-            )
-        given = {"loss": loss, "grad_norm": grad_norm, **scalars}
-        values = {n: keep(n, v) for n, v in given.items() if v is not None}
-        self._number += 1
-        number, tokens = self._number, self._tokens if tokens is None else tokens
-        step = _Step(number, tokens, values, self._clock.lap())
+        if tokens is None:
+            tokens = self._tokens
+        else:
+            _check_count("tokens", tokens)
+        values = {}
+        if loss is not None:
+            values["loss"] = keep("loss", loss)
+        if grad_norm is not None:
+            values["grad_norm"] = keep("grad_norm", grad_norm)
+        if scalars:
+            _check_names(scalars)
+            values |= {n: keep(n, v) for n, v in scalars.items() if v is not None}
+        self._number = number = self._number + 1
+        step = _Step(number, tokens, values, (self._clock.way(),))
+        records = ()
         if self._is_due:  # the window before this ends here, with what this lap took
-            self._pending[-1].lap.take(step.lap)
-        records = self._finish_if_due()
+            self._pending[-1].ways += step.ways
+            step.ways = ()
+            records = self._finish_if_executed()
         self._pending.append(step)
-        self._is_due |= number == self._first or number % self._log_every == 0
-        return records + self._finish_if_due()
+        if number == self._first or number % self._log_every == 0:
+            self._is_due = True
+        return records + self._finish_if_executed() if self._is_due else records
 
     def batches(self, loader: Iterable[B]) -> Iterator[B]:
         """Go through a loader and count as `data_s` what the loop waits for it.
@@ -256,13 +262,12 @@ class StepMetrics:
             f"every {self._log_every})"
         )
 
-    def _finish_if_due(self) -> tuple[StepRecord, ...]:
-        if not self._is_due:
-            return ()
+    def _finish_if_executed(self) -> tuple[StepRecord, ...]:
         values = [value for step in self._pending for value in step.values.values()]
-        return () if any(are_recorded(values)) else self._finish()
+        recorded = are_recorded(values)
+        return () if any(recorded) else self._finish(recorded)
 
-    def _finish(self) -> tuple[StepRecord, ...]:
+    def _finish(self, recorded: list[bool] | None = None) -> tuple[StepRecord, ...]:
         """End the window: read, and write records."""
         self._is_due = False
         if not self._pending:
@@ -270,7 +275,7 @@ class StepMetrics:
         devices = self._known_devices(
             value for step in self._pending for value in step.values.values()
         )
-        self._wait()
+        self._wait(recorded)
         records = self._records(self._clock.window(), devices)
         self._pending = []
         if not self._sinks:
@@ -286,28 +291,41 @@ class StepMetrics:
             sink.write(records)
         return records
 
-    def _wait(self) -> None:
+    def _wait(self, recorded: list[bool] | None = None) -> None:
         """Read the values that there are; the time is the last step's."""
-        places = [(step, name) for step in self._pending for name in step.values]
-        values = [step.values[name] for step, name in places]
-        later = [not self._is_closed and known for known in are_recorded(values)]
+        places = [(step.values, name) for step in self._pending for name in step.values]
+        if self._is_closed:  # there is no later
+            recorded = [False] * len(places)
+        elif recorded is None:
+            recorded = are_recorded([values[name] for values, name in places])
+        ready = [
+            place for place, later in zip(places, recorded, strict=True) if not later
+        ]
         started = perf_counter()
-        ready = [v for v, is_later in zip(values, later, strict=True) if not is_later]
         with self._clock.no_lap():
-            numbers = iter(read(ready))
+            numbers = read([values[name] for values, name in ready])
             passed = perf_counter() - started
-        for (step, name), is_later in zip(places, later, strict=True):
-            if not is_later:
-                step.values[name] = next(numbers)
+        for (values, name), number in zip(ready, numbers, strict=True):
+            values[name] = number
         if self._pending:
-            self._pending[-1].lap.wait_s += passed
+            self._pending[-1].waited_s += passed
 
     def _records(self, seconds: float, devices: Devices) -> tuple[StepRecord, ...]:
         steps = self._pending
         tokens = [step.tokens for step in steps if step.tokens is not None]
         known = len(tokens) == len(steps) and seconds > 0
-        memory = self._memory(devices)
-        num_compiles, host_bytes = devices.num_compiles(), host_memory()
+        window: dict[str, Any] = {
+            "tokens_per_s": sum(tokens) / seconds if known else None,
+            "num_steps": len(steps),
+            "step_s": seconds / len(steps),
+            "num_compiles": devices.num_compiles(),
+            "num_devices": devices.num,
+            "flops": self._utilisation.flops,
+            "peak_flops": self._utilisation.peak_flops,
+            "host_memory_bytes": host_memory(),
+            **self._memory(devices),
+        }
+        laps = [Lap.of(step.ways, step.waited_s) for step in steps]
         return tuple(
             StepRecord(
                 step.number,
@@ -315,21 +333,13 @@ class StepMetrics:
                 grad_norm=step.values.pop("grad_norm", None),
                 scalars=step.values,
                 tokens=step.tokens,
-                tokens_per_s=sum(tokens) / seconds if known else None,
-                num_steps=len(steps),
-                step_s=seconds / len(steps),
-                data_s=step.lap.data_s,
-                host_s=step.lap.host_s,
-                compile_s=step.lap.compile_s,
-                wait_s=step.lap.wait_s,
-                num_compiles=num_compiles,
-                num_devices=devices.num,
-                flops=self._utilisation.flops,
-                peak_flops=self._utilisation.peak_flops,
-                host_memory_bytes=host_bytes,
-                **memory,
+                data_s=lap.data_s,
+                host_s=lap.host_s,
+                compile_s=lap.compile_s,
+                wait_s=lap.wait_s,
+                **window,
             )
-            for step in steps
+            for step, lap in zip(steps, laps, strict=True)
         )
 
     def _memory(self, devices: Devices) -> dict[str, Any]:
@@ -362,6 +372,15 @@ class StepMetrics:
             raise RuntimeError(
                 "StepMetrics: it is closed; make another one, with first_step= to go on"
             )
+
+
+def _check_names(scalars: Iterable[str]) -> None:
+    taken = RESERVED.intersection(scalars)
+    if taken:
+        raise ValueError(
+            f"StepMetrics: {min(taken)!r} is a figure of StepRecord; give the scalar "
+            f"another name"
+        )
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import isfinite
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -92,27 +93,40 @@ class StepRecord:
             Strings, numbers and None. JSON has no word for what is not finite, so that
             is text: ``"nan"``, ``"inf"`` or ``"-inf"``, which `float` reads.
         """
-        found: dict[str, Any] = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name != "scalars"
-        }
-        for name in _DERIVED:
-            found[name] = getattr(self, name)
-        found |= self.scalars
-        return {name: _finite(value) for name, value in found.items()}
+        return self.of_step() | self.of_window()
+
+    def of_step(self) -> dict[str, Any]:
+        """The part of `as_json` that each step of a window has of its own."""
+        found = dict(zip(_OF_STEP, _of_step(self), strict=True))
+        return _finite({**found, **self.scalars})
+
+    def of_window(self) -> dict[str, Any]:
+        """The part of `as_json` that is the same for all steps of a window."""
+        return _finite(dict(zip(_OF_WINDOW, _of_window(self), strict=True)))
 
 
 _DERIVED = ("tps", "tflops", "mfu")
+_OF_STEP = (
+    *("step", "loss", "grad_norm", "tokens"),
+    *("data_s", "host_s", "compile_s", "wait_s"),
+)
+_OF_WINDOW = (
+    *(f.name for f in fields(StepRecord) if f.name not in (*_OF_STEP, "scalars")),
+    *_DERIVED,
+)
+_of_step, _of_window = attrgetter(*_OF_STEP), attrgetter(*_OF_WINDOW)
 RESERVED = frozenset(
     (*(f.name for f in fields(StepRecord)), *_DERIVED, "time", "process")
 )
 """Names that a scalar cannot have."""
 
 
+def _finite(found: dict[str, Any]) -> dict[str, Any]:
+    for name, value in found.items():
+        if type(value) is float and not isfinite(value):
+            found[name] = str(value)
+    return found
+
+
 def _ratio(part: float | None, whole: float) -> float | None:
     return None if part is None or whole <= 0.0 else part / whole
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -25,6 +25,11 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         # It writes in a thread of its own; waiting for that would cost the step.
         self._writer = writer_class()(str(folder), flush_secs=_FLUSH_S)
+        from tensorboard.compat.proto.event_pb2 import (
+            Event,  # pyright: ignore[reportAttributeAccessIssue] - made by protoc
+        )
+
+        self._event = Event
 
     def write(self, records: Sequence[StepRecord]) -> None:
         """Write the numbers of each step, and those of the window once.
@@ -32,26 +37,16 @@ class TensorBoard:
         Args:
             records: Of a window.
         """
-        from tensorboard.compat.proto.event_pb2 import (
-            Event,  # pyright: ignore[reportAttributeAccessIssue] - made by protoc
-        )
-        from tensorboard.compat.proto.summary_pb2 import (
-            Summary,  # pyright: ignore[reportAttributeAccessIssue] - made by protoc
-        )
-
         now = time.time()
         for record in records:
             scalars = tags(record)
             if record is records[-1]:
                 scalars |= window_tags(records)
-            values = [
-                Summary.Value(tag=tag, simple_value=value)
-                for tag, value in scalars.items()
-                if value is not None
-            ]
-            event = Event(
-                wall_time=now, step=record.step, summary=Summary(value=values)
-            )
+            event = self._event(wall_time=now, step=record.step)
+            add = event.summary.value.add
+            for tag, value in scalars.items():
+                if value is not None:
+                    add(tag=tag, simple_value=value)
             self._writer.add_event(event)
 
     def close(self) -> None:

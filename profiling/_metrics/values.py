@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+from spmd._host_spans import WAIT, span
+
 
 def keep(name: str, value: Any) -> Any:
     """Take a number without waiting for it.
@@ -24,8 +26,22 @@ def keep(name: str, value: Any) -> Any:
         RuntimeError: Inside of a step that is being traced.
         ValueError: More elements than one, or a tensor without data.
     """
-    if isinstance(value, Real):
+    kind = type(value)
+    if kind is float:
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor and value.is_xla:
+        # Called in each step, in the middle of which nothing is in the caches.
+        if value.numel() == 1 and not (_is_refusing() or value.is_complex()):
+            return value.detach() if value.requires_grad else value
+    elif isinstance(value, Real):
         return float(value)
+    elif _is_device_array(kind) and value.shape == () and "complex" not in value.dtype:
+        return value
+    return _checked(name, value)
+
+
+def _checked(name: str, value: Any) -> Any:
     if is_traced(value):
         raise RuntimeError(
             f"StepMetrics: {name} is a value of a step that is being traced; return it "
@@ -66,10 +82,14 @@ def is_traced(value: Any) -> bool:
         True inside of the function that `spmd.compile_step` or `jax.jit` was given.
     """
     if is_xla(value):
-        host_reads = sys.modules.get("spmd._host_reads")
-        return host_reads is not None and host_reads.is_refusing()
+        return _is_refusing()
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def _is_refusing() -> bool:
+    host_reads = sys.modules.get("spmd._host_reads")
+    return host_reads is not None and host_reads.is_refusing()
 
 
 def are_recorded(values: Sequence[Any]) -> list[bool]:
@@ -81,13 +101,15 @@ def are_recorded(values: Sequence[Any]) -> list[bool]:
     Returns:
         For each; true before the `torch_xla.sync` of its step.
     """
-    late = [value for value in values if is_xla(value)]
-    if not late:
-        return [False] * len(values)
-    from spmd._torch_xla_graph import needs_execution
+    places = _on_xla(values)
+    found = [False] * len(values)
+    if places:
+        from spmd._torch_xla_graph import needs_execution
 
-    answers = iter(needs_execution(late))
-    return [is_xla(value) and next(answers) for value in values]
+        answers = needs_execution([values[i] for i in places])
+        for i, is_recorded in zip(places, answers, strict=True):
+            found[i] = is_recorded
+    return found
 
 
 def read(values: Sequence[Any]) -> list[float]:
@@ -114,17 +136,38 @@ def read(values: Sequence[Any]) -> list[float]:
 
 
 def _read(values: Sequence[Any]) -> list[float]:
-    late = [value for value in values if is_xla(value)]
-    found: dict[int, Any] = {}
-    if late:
+    places = _on_xla(values)
+    found = list(values)
+    if places:
         from spmd._torch_xla import to_host
 
-        found = {id(v): host for v, host in zip(late, to_host(late), strict=True)}
-    return [float(_item(found.get(id(value), value))) for value in values]
+        copied = to_host([values[i] for i in places])
+        for i, value in zip(places, copied, strict=True):
+            found[i] = value
+    with span(WAIT):
+        return [v if type(v) is float else float(_item(v)) for v in found]
 
 
 def _item(value: Any) -> Any:
+    """The number in a value.
+
+    Each device of jax's has the whole of an array without dims: reading one of them is
+    twice as fast as reading the array, which puts its pieces together.
+    """
+    array = value.array if _is_device_array(type(value)) else value
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(array, jax.Array) and array.shape == ():
+        value = array.addressable_data(0)
     return value.item() if hasattr(value, "item") else value
+
+
+def _on_xla(values: Sequence[Any]) -> list[int]:
+    """Where tensors of torch_xla are among values."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    tensor = torch.Tensor
+    return [i for i, v in enumerate(values) if isinstance(v, tensor) and v.is_xla]
 
 
 def is_xla(value: Any) -> bool:
@@ -133,7 +176,7 @@ def is_xla(value: Any) -> bool:
     Args:
         value: Anything.
     """
-    return _is_tensor(value) and value.device.type == "xla"
+    return _is_tensor(value) and value.is_xla
 
 
 def is_jax(value: Any) -> bool:
@@ -144,6 +187,11 @@ def is_jax(value: Any) -> bool:
     """
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(getattr(value, "array", value), jax.Array)
+
+
+def _is_device_array(kind: type) -> bool:
+    arrays = sys.modules.get("spmd._device_array")
+    return arrays is not None and kind is arrays.DeviceArray
 
 
 def _is_tensor(value: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from profiling._report.show_words import percent, seconds_text
+from profiling._report.show_words import mfu_flops_text, percent, seconds_text
 from spmd._program_summary import bytes_text
 
 _WORST_EXPOSED = 0.1
@@ -128,8 +128,8 @@ def _of_timeline(
         Figure(
             "Model FLOP/s utilisation",
             percent(mfu),
-            f"{timeline['flops'] / 1e12:.3g} TFLOP of matmuls a device, at a peak of "
-            f"{timeline['peak_flops'] / 1e12:.4g} TFLOP/s",
+            f"{mfu_flops_text(timeline['flops'], timeline.get('model_flops'))}, whose "
+            f"peak is {timeline['peak_flops'] / 1e12:.4g} TFLOP/s",
             origin,
             share=mfu,
         ),

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from profiling._report.show_collectives import listed
 from profiling._report.show_words import (
-    flops_text,
+    mfu_flops_text,
     percent,
     print_indented,
     seconds_text,
@@ -34,7 +34,7 @@ def show_exposed(schedule: Schedule, console: Console, *, top: int = 10) -> None
         f"communication {seconds_text(line.communication_s)}, of which "
         f"{seconds_text(line.hidden_s)} is behind compute; a matmul runs meanwhile for "
         f"{percent(line.matmul_overlap_share)} of the bytes on the wire",
-        f"MFU {percent(line.mfu)}: {flops_text(line.flops)} of matmuls on a device, "
+        f"MFU {percent(line.mfu)}: {mfu_flops_text(line.flops, line.model_flops)}, "
         f"whose peak is {line.peak_flops / 1e12:.4g} TFLOP/s",
     )
     for row in rows:

@@ -54,6 +54,29 @@ def flops_text(flops: float) -> str:
     return f"{flops / size:.3g} {unit}FLOP"
 
 
+def mfu_flops_text(flops: float, model_flops: float | None) -> str:
+    """What a timeline's MFU counts, for people.
+
+    Args:
+        flops: Of the compiled step on one device.
+        model_flops: One device's share of what the model needs; None if not known.
+
+    Returns:
+        Words for the figure that counts.
+
+    Example:
+        >>> mfu_flops_text(4e12, 3e12)
+        "3 TFLOP a device of the model's matmuls, causal attention counted once"
+    """
+    if model_flops is None:
+        words = (
+            "of matmuls on a device, causal attention in full (no traced step given)"
+        )
+        return f"{flops_text(flops)} {words}"
+    words = "a device of the model's matmuls, causal attention counted once"
+    return f"{flops_text(model_flops)} {words}"
+
+
 def print_indented(console: Console, what: RenderableType, columns: int = 2) -> None:
     """Print below a title.
 

@@ -21,6 +21,8 @@ from profiling._step.model_flops import model_flops
 from profiling._timeline.flops import Matmul, matmul
 from spmd._program import Program
 
+_known: dict[str, StepFlops] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
@@ -38,6 +40,21 @@ class StepFlops:
     causal_flops: float = 0.0
     dtype: str = "bfloat16"
     is_exact: bool = True
+
+    def of_one(self, num_devices: int) -> StepFlops:
+        """A device's share.
+
+        Args:
+            num_devices: Over all processes.
+
+        Returns:
+            The same of each device.
+        """
+        return replace(
+            self,
+            flops=self.flops / num_devices,
+            causal_flops=self.causal_flops / num_devices,
+        )
 
     @property
     def text(self) -> str:
@@ -71,8 +88,10 @@ def step_flops(program: Program) -> StepFlops:
             f"step_flops: {program!r}; a Program is needed: spmd.trace(...) or "
             f"spmd.Program.load(path)"
         )
-    with no_gc():
-        return flops_of(_module(program))
+    if program.fingerprint not in _known:  # compiled for several targets, or tuned
+        with no_gc():
+            _known[program.fingerprint] = flops_of(_module(program))
+    return _known[program.fingerprint]
 
 
 def flops_of(module: Module) -> StepFlops:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from profiling._collectives.collectives import names_of
 from profiling._collectives.ops import CollectiveOp
 from profiling._hlo.module import Module
+from profiling._step.flops import StepFlops
 from profiling._step.model_flops import model_flops
 from profiling._targets.target import Target
 from profiling._timeline.op_cost import OpCosts
@@ -30,13 +31,20 @@ from profiling._timeline.timeline import Overlap, Timeline
 _ROUNDING = 1e-9
 
 
-def timeline(module: Module, target: Target, ops: tuple[CollectiveOp, ...]) -> Timeline:
+def timeline(
+    module: Module,
+    target: Target,
+    ops: tuple[CollectiveOp, ...],
+    *,
+    model: StepFlops | None = None,
+) -> Timeline:
     """Estimate one step of one device.
 
     Args:
         module: A scheduled module.
         target: What it runs on.
         ops: Its collectives, from `collective_ops`.
+        model: What the model needs of one device; None where that is not known.
 
     Returns:
         Times of all that runs; ``overlaps`` are by `Collective.name`. Collectives of a
@@ -71,9 +79,10 @@ def timeline(module: Module, target: Target, ops: tuple[CollectiveOp, ...]) -> T
         hidden_s=sum(overlap.hidden_s for overlap in overlaps.values()),
         exposed_s=all_exposed,
         flops=flops,
-        peak_flops=target.peak_flops(dtype),
+        peak_flops=target.peak_flops(dtype if model is None else model.dtype),
         overlaps=MappingProxyType(overlaps),
         matmul_overlap_share=_share(names, overlaps),
+        model_flops=None if model is None else model.flops,
     )
 
 

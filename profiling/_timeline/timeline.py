@@ -62,11 +62,16 @@ class Timeline:
         communication_s: Time of all collectives.
         hidden_s: Of these, behind compute.
         exposed_s: Of these, while compute waits.
-        flops: Floating-point operations of the step's matmuls on one device, without
-            those that are computed a second time; see `model_flops`.
+        flops: Floating-point operations of the compiled step's matmuls on one device,
+            without those that are computed a second time; see `model_flops` of
+            `profiling._step`. Causal attention is among them in full, as a compiled
+            step no longer tells it from other attention.
         peak_flops: Target's FLOP/s for the dtype that most of them are in.
         overlaps: By `Collective.name`.
         matmul_overlap_share: Share of wire bytes with a matmul in between.
+        model_flops: One device's share of what the model needs, as `StepMetrics` counts
+            it in the traced step (`step_flops`): causal attention once. None where no
+            traced step was given.
     """
 
     events: tuple[Event, ...]
@@ -79,11 +84,17 @@ class Timeline:
     peak_flops: float
     overlaps: Mapping[str, Overlap]
     matmul_overlap_share: float
+    model_flops: float | None = None
 
     @property
     def mfu(self) -> float:
-        """Model FLOP/s utilisation: ``flops / (step_s * peak_flops)``."""
-        return self.flops / (self.step_s * self.peak_flops) if self.step_s else 0.0
+        """Model FLOP/s utilisation: ``model_flops / (step_s * peak_flops)``.
+
+        As `StepRecord.mfu`, with an estimated time. Without a traced step it is
+        ``flops / (step_s * peak_flops)``, which counts causal attention in full.
+        """
+        flops = self.flops if self.model_flops is None else self.model_flops
+        return flops / (self.step_s * self.peak_flops) if self.step_s else 0.0
 
     def __repr__(self) -> str:
         return (

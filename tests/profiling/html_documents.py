@@ -188,6 +188,7 @@ class _Clock:
                 "peak_flops": 989e12,
                 "overlaps": {},
                 "matmul_overlap_share": 0.8,
+                "model_flops": None,
                 "mfu": compute * 5e14 / ((compute + self.exposed) * 989e12),
             },
             "flags": {"xla_gpu_enable_latency_hiding_scheduler": True, "n": 2},

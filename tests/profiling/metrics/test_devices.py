@@ -1,4 +1,3 @@
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -91,5 +90,5 @@ def test_programs_that_torch_xla_compiles_are_counted():
 def test_resident_memory(monkeypatch):
     found = host_memory()
     assert found is not None and 2**20 < found < 2**40
-    monkeypatch.setattr(devices, "Path", lambda _: Path("/nowhere"))
+    monkeypatch.setattr(devices, "_STATM", "/nowhere")
     assert host_memory() is None

@@ -38,7 +38,7 @@ def test_the_first_process_prints_and_each_writes_a_file(tmp_path):
         for sink in sinks:
             sink.close()
     names = [[type(sink).__name__ for sink in sinks] for sinks in found]
-    assert names == [["Console", "JsonLines", "TensorBoard"], ["JsonLines"]]
+    assert names == [["Console", "Background"], ["Background"]]
     assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == [
         "metrics.p0.jsonl",
         "metrics.p1.jsonl",

@@ -13,6 +13,7 @@ from profiling import StepMetrics
 from profiling._compiling.compiled import Compiled, Memory
 from profiling._metrics import clock as clock_module
 from profiling._metrics import step_metrics
+from profiling._metrics import values as values_module
 from profiling._metrics.devices import DeviceMemory, Devices
 from profiling._targets.target import Target
 from spmd._device_array import DeviceArray
@@ -136,6 +137,19 @@ def test_a_steps_time_is_the_mean_of_its_window(clock):
     assert [record.step_s for record in found] == [9.0, 2.0, 2.0, 2.0]
     assert [record.host_s for record in found] == [9.0, 1.0, 2.0, 3.0]
     assert found[-1].tokens_per_s == 300.0
+
+
+def test_a_window_that_ends_a_call_later_has_that_calls_time(clock, monkeypatch):
+    """As of a lazy step, which that call finds executed; it is counted once."""
+    answers = iter([True, False, False])
+    monkeypatch.setattr(step_metrics, "are_recorded", lambda v: [next(answers)])
+    metrics = StepMetrics(console=False, log_every=2)
+    clock.now += 1.0
+    assert metrics.step(1.0) == ()
+    clock.now += 2.0
+    first, second = metrics.step(1.0)
+    assert (first.host_s, first.step_s) == (3.0, 3.0)
+    assert (second.host_s, second.step_s) == (0.0, 0.0)
 
 
 def test_a_pause_waits_first_and_is_left_out(clock, late):
@@ -284,8 +298,9 @@ def test_compiled_steps_of_torch_xla_are_read_together(steps):
 
 def test_compiled_steps_of_jax_are_read_in_the_end(steps, monkeypatch):
     reads = []
-    numpy = DeviceArray.numpy
-    monkeypatch.setattr(DeviceArray, "numpy", lambda a: reads.append(a) or numpy(a))
+    item = values_module._item
+    monkeypatch.setattr(values_module, "_item", lambda v: reads.append(v) or item(v))
+    monkeypatch.setattr(DeviceArray, "numpy", None)  # the whole, put together
     step = steps["jax"]
     metrics = StepMetrics(console=False)
     counts, found = [], []

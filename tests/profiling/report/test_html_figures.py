@@ -27,7 +27,11 @@ def test_step_and_exposed_share() -> None:
     document["timeline"].update(step_s=0.02, exposed_s=0.003, mfu=0.417)
     found = by_label(document)
     assert found["Step time"].value == "20 ms"
-    assert found["Model FLOP/s utilisation"].value == "42%"
+    mfu = found["Model FLOP/s utilisation"]
+    assert mfu.value == "42%" and "causal attention in full" in mfu.detail
+    document["timeline"].update(model_flops=2e12)
+    mfu = by_label(document)["Model FLOP/s utilisation"]
+    assert mfu.detail.startswith("2 TFLOP a device of the model's matmuls, causal")
     exposed = found["Exposed communication"]
     assert (exposed.value, exposed.is_bad) == ("15%", True)
     assert exposed.share == pytest.approx(0.15)

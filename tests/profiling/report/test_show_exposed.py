@@ -2,7 +2,7 @@ import dataclasses
 
 from profiling._report.show_exposed import show_exposed
 from tests.profiling.on_console import on_console
-from tests.profiling.schedules import COLLECTIVES, schedule
+from tests.profiling.schedules import COLLECTIVES, TIMELINE, schedule
 
 
 def test_time_of_a_step():
@@ -11,7 +11,15 @@ def test_time_of_a_step():
     assert "10 s = compute 5 s + exposed communication 5 s" in said
     assert "communication 7.5 s, of which 2.5 s is behind compute" in said
     assert "40% of the bytes on the wire" in said.replace("\n  ", " ")
-    assert "MFU 20%: 2 PFLOP of matmuls on a device, whose peak is 1000 TFLOP/s" in said
+    assert "MFU 20%: 2 PFLOP of matmuls on a device, causal attention in full" in said
+    assert "whose peak is 1000 TFLOP/s" in said
+
+
+def test_mfu_of_a_traced_step_counts_causal_attention_once():
+    line = dataclasses.replace(TIMELINE, model_flops=1.5e15)
+    said = on_console(show_exposed, schedule(timeline=line), width=200)
+    words = "MFU 15%: 1.5 PFLOP a device of the model's matmuls, causal attention"
+    assert f"{words} counted once, whose peak is 1000 TFLOP/s" in said
 
 
 def test_longest_first():

@@ -8,7 +8,8 @@ from torch import nn
 import profiling
 import spmd
 from fsdpv2 import FSDPv2
-from profiling._step.flops import flops_of
+from profiling._metrics.step_record import StepRecord
+from profiling._step.flops import StepFlops, flops_of
 from tests.profiling.hlo_files import parse
 
 DIM, HIDDEN, HEADS, LAYERS = 32, 64, 4, 2
@@ -110,3 +111,28 @@ ENTRY e {
 def test_only_programs_are_counted():
     with pytest.raises(TypeError, match=r"step_flops: 'x'; a Program is needed"):
         profiling.step_flops("x")  # pyright: ignore[reportArgumentType]
+
+
+def test_one_device_has_its_share():
+    found = StepFlops(8e12, 2e12, "float32", False).of_one(4)
+    assert found == StepFlops(2e12, 0.5e12, "float32", False)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_mfu_is_the_same_before_and_while_a_step_runs(causal):
+    """Of a `Schedule` it is an estimate, of `StepMetrics` measured: of the same."""
+    program = traced(causal=causal)
+    schedule = profiling.compile(program, "cpu:8")
+    found = schedule.timeline
+    assert found is not None
+    wanted, left_out = closed_form(causal=causal)
+    record = StepRecord(
+        1, step_s=found.step_s, num_devices=8, flops=wanted, peak_flops=found.peak_flops
+    )
+    assert found.model_flops == pytest.approx(wanted / 8, rel=1e-12)
+    assert found.mfu == pytest.approx(record.mfu, rel=1e-12)
+    assert found.flops == pytest.approx((wanted + left_out) / 8, rel=1e-12)
+    alone = profiling.analyse(schedule.module, target="cpu:8").timeline
+    assert alone is not None
+    assert alone.model_flops is None
+    assert alone.mfu == pytest.approx(found.flops / (alone.step_s * alone.peak_flops))
