@@ -14,6 +14,7 @@ from spmd._device_array import DeviceArray, HostValue, as_numpy, put
 from spmd._feed import feed, some
 from spmd._host_spans import step_span
 from spmd._program import Program
+from spmd._reshard import resharded
 from spmd._same_program import check_same, notes
 from spmd._stablehlo import signature
 from spmd._value import STATE_ROLES, Role
@@ -200,7 +201,9 @@ class Runner:
         }
 
     def adopt(self, state: Mapping[str, DeviceArray]) -> None:
-        """Take over state from another runner on the same devices, without a copy.
+        """Take over state from another runner on the same devices; each process must.
+
+        What is not split as this program wants it is split anew, the rest not copied.
 
         Args:
             state: By name; from `held`.
@@ -213,9 +216,7 @@ class Runner:
             if self.program.inputs[index].role == "rng":
                 self._set_seed(int(value.item()))
             else:
-                self._arrays[index] = jax.device_put(
-                    value.array, self._shardings[index]
-                )
+                self._arrays[index] = resharded(value, self._shardings[index])
 
     def fits(self, name: str, value: DeviceArray) -> bool:
         """Whether `adopt` takes a value as it is, padding included.

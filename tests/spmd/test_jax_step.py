@@ -227,6 +227,64 @@ def two_processes(tmp_path):
     return run
 
 
+GRADIENTS = """
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        spmd.mark_sharding(self.down.weight, mesh, (None, "fsdp"))
+
+    def forward(self, x):
+        hidden = spmd.mark_sharding(self.up(x), mesh, ("replica", "fsdp"))
+        return self.down(hidden.tanh())
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def train_step(x, update):
+    loss = model(x).square().mean() / 2
+    loss.backward()
+    if update:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+step = spmd.compile_step(train_step, model=model, optimizer=optimizer)
+spec = ("replica", None)
+part, parts = spmd.data_rank(mesh, spec)
+rows = torch.arange(16 * 64).reshape(16, 64).float().sin()
+loader = spmd.ShardedLoader(
+    [rows[16 // parts * part : 16 // parts * (part + 1)]] * 4, mesh, spec
+)
+for number, x in enumerate(loader):
+    print("LOSS", f"{step(x, number % 2 == 1).item():.9f}")
+print("SUM", sum(v.double().sum().item() for v in model.state_dict().values()))
+"""
+
+
+def test_gradients_that_two_processes_keep_between_graphs(run_script, two_processes):
+    """A gradient that nobody annotated is split as its compiler chose; the graph that
+    reads it next wants it whole."""
+    head = TWO.partition("mesh = ")[0].replace("from fsdpv2 import FSDPv2\n", "")
+    body = (
+        """
+mesh = spmd.Mesh({"replica": 2, "fsdp": -1})
+class Model(torch.nn.Module):"""
+        + GRADIENTS
+    )
+    one = """
+import spmd
+spmd.init(cpu_devices=8, runtime="jax")
+import torch
+"""
+    reference = run_script(one + body)
+    assert reference.rc == 0, reference.stderr
+    losses = numbers(reference.stdout)
+    assert losses[1] == losses[0] > losses[2]
+    for text in two_processes(head + body):
+        assert numbers(text) == pytest.approx(losses, rel=1e-5)
+
+
 def test_two_processes_train_with_the_losses_of_one(run_script, two_processes):
     one = """
 import spmd
