@@ -19,8 +19,8 @@ import torch
 from spmd import _torch_xla
 from spmd._mark import get_sharding
 from spmd._mesh import Mesh
-from spmd._planning import GRADIENT, noted
 from spmd._spec import Spec, SpecEntry, entry_axes, num_shards
+from spmd._vocab_mark import marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,13 @@ def column_lookup(
     return way.apply(weight, indices, padding_idx, exchange)  # pyright: ignore[reportReturnType] - untyped in torch
 
 
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what the gradients of both ways need."""
+    weight, indices, ctx.padding_idx, ctx.exchange = inputs
+    ctx.num_rows = weight.shape[0]
+    ctx.save_for_backward(indices)
+
+
 class _ColumnLookup(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -112,15 +119,11 @@ class _ColumnLookup(torch.autograd.Function):
         exchange: Exchange,
     ) -> torch.Tensor:
         found = weight[_everyones(indices, exchange)]
-        found = _marked(found, exchange, exchange.columns)
-        found = _marked(_again(found), exchange, exchange.rows)
-        return _marked(found.flatten(0, 1), exchange, exchange.whole)
+        found = marked(found, exchange.mesh, exchange.columns)
+        found = marked(_again(found), exchange.mesh, exchange.rows)
+        return marked(found.flatten(0, 1), exchange.mesh, exchange.whole)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        weight, indices, ctx.padding_idx, ctx.exchange = inputs
-        ctx.num_rows = weight.shape[0]
-        ctx.save_for_backward(indices)
+    setup_context = staticmethod(_remember)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -129,8 +132,8 @@ class _ColumnLookup(torch.autograd.Function):
         exchange = ctx.exchange
         if ctx.padding_idx >= 0:
             grad = grad.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
-        grad = _marked(_in_two(grad, exchange), exchange, exchange.rows)
-        grad = _marked(_again(grad), exchange, exchange.columns)
+        grad = marked(_in_two(grad, exchange), exchange.mesh, exchange.rows)
+        grad = marked(_again(grad), exchange.mesh, exchange.columns)
         table = grad.new_zeros(ctx.num_rows, grad.shape[-1])
         at = _everyones(indices, exchange)
         return table.index_put((at,), grad, accumulate=True), None, None, None
@@ -146,14 +149,10 @@ class _GatheredLookup(torch.autograd.Function):
     ) -> torch.Tensor:
         table = _again(weight.detach())
         _torch_xla.optimization_barrier([table])  # a value: as data it would move
-        table = _marked(table, exchange, (None, None))
-        return _marked(table[indices], exchange, exchange.whole)
+        table = marked(table, exchange.mesh, (None, None))
+        return marked(table[indices], exchange.mesh, exchange.whole)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        weight, indices, ctx.padding_idx, ctx.exchange = inputs
-        ctx.num_rows = weight.shape[0]
-        ctx.save_for_backward(indices)
+    setup_context = staticmethod(_remember)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -162,11 +161,11 @@ class _GatheredLookup(torch.autograd.Function):
         exchange = ctx.exchange
         if ctx.padding_idx >= 0:
             grad = grad.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
-        grad = _marked(_again(grad), exchange, exchange.whole)
+        grad = marked(_again(grad), exchange.mesh, exchange.whole)
         table = grad.new_zeros(ctx.num_rows, grad.shape[-1])
         table = table.index_put((indices,), grad, accumulate=True)
-        table = _marked(table, exchange, (None, None))  # a sum over devices
-        return _marked(_again(table), exchange, exchange.table), None, None, None
+        table = marked(table, exchange.mesh, (None, None))  # a sum over devices
+        return marked(_again(table), exchange.mesh, exchange.table), None, None, None
 
 
 def _in_two(tensor: torch.Tensor, exchange: Exchange) -> torch.Tensor:
@@ -176,8 +175,8 @@ def _in_two(tensor: torch.Tensor, exchange: Exchange) -> torch.Tensor:
 
 def _everyones(indices: torch.Tensor, exchange: Exchange) -> torch.Tensor:
     """Ids [outer, inner, ...] of all who have columns of the same rows."""
-    found = _marked(_in_two(indices, exchange), exchange, exchange.rows[:-1])
-    return _marked(_again(found), exchange, exchange.columns[:-1])
+    found = marked(_in_two(indices, exchange), exchange.mesh, exchange.rows[:-1])
+    return marked(_again(found), exchange.mesh, exchange.columns[:-1])
 
 
 def _again(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,10 +186,3 @@ def _again(tensor: torch.Tensor) -> torch.Tensor:
 
 def _entry(axes: tuple[str, ...]) -> SpecEntry:
     return axes if len(axes) > 1 else (axes[0] if axes else None)
-
-
-def _marked(tensor: torch.Tensor, exchange: Exchange, spec: Spec) -> torch.Tensor:
-    """Split a value that is no one's but ours: a program does not list it."""
-    with noted(GRADIENT, tensor, exchange.mesh, spec):
-        _torch_xla.mark(tensor, exchange.mesh, spec)
-    return tensor

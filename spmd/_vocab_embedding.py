@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from spmd._mark import get_sharding
 from spmd._mesh import Mesh
-from spmd._planning import GRADIENT, noted
 from spmd._spec import Spec, entry_axes, num_shards
 from spmd._vocab_columns import column_lookup, exchange_of
+from spmd._vocab_mark import marked
 from spmd._vocab_rows import add_rows, take_rows
 
 
@@ -181,9 +181,9 @@ class _SplitLookup(torch.autograd.Function):
     ) -> torch.Tensor:
         size = -(-weight.shape[0] // split.ways)  # rows of a piece, as XLA pads
         table = F.pad(weight, (0, 0, 0, split.ways * size - weight.shape[0]))
-        table = _marked(table.view(split.ways, size, -1), split.mesh, split.table)
+        table = marked(table.view(split.ways, size, -1), split.mesh, split.table)
         rows, has = _places(indices, split.ways, size)
-        found = _marked(take_rows(table, rows), split.mesh, split.found)
+        found = marked(take_rows(table, rows), split.mesh, split.found)
         return found.masked_fill(~has.unsqueeze(-1), 0).sum(0)
 
     @staticmethod
@@ -216,9 +216,9 @@ class _SplitGradient(torch.autograd.Function):
             has = has & (indices != padding_idx)
         wide = grad.expand(split.ways, *grad.shape)
         wide = wide.masked_fill(~has.unsqueeze(-1), 0)
-        wide = _marked(wide, split.mesh, split.found)
+        wide = marked(wide, split.mesh, split.found)
         rows, wide = _columns_apart(rows, wide, split)
-        table = _marked(add_rows(rows, wide, size), split.mesh, split.table)
+        table = marked(add_rows(rows, wide, size), split.mesh, split.table)
         return table.flatten(0, 1)[:num_rows]
 
     @staticmethod
@@ -262,10 +262,10 @@ def _columns_apart(
     if wide.shape[1] % mesh.axis_size(axes) or wide.shape[-1] % mesh.axis_size(moving):
         return rows, wide
     rows, wide = (t.unflatten(1, (ways, -1)) for t in (rows, wide))
-    rows = _marked(rows, mesh, (pieces, outer, moving, *rest))
-    rows = _marked(rows.clone(), mesh, (pieces, outer, None, *rest))
-    wide = _marked(wide, mesh, (pieces, outer, moving, *rest, None))
-    return rows, _marked(wide.clone(), mesh, (pieces, outer, None, *rest, moving))
+    rows = marked(rows, mesh, (pieces, outer, moving, *rest))
+    rows = marked(rows.clone(), mesh, (pieces, outer, None, *rest))
+    wide = marked(wide, mesh, (pieces, outer, moving, *rest, None))
+    return rows, marked(wide.clone(), mesh, (pieces, outer, None, *rest, moving))
 
 
 def _places(
@@ -279,12 +279,3 @@ def _places(
     rows = indices - piece.view(ways, *[1] * indices.ndim) * size
     has = (rows >= 0) & (rows < size)
     return rows.masked_fill(~has, 0), has
-
-
-def _marked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
-    """Split a value that is no one's but ours: a program does not list it."""
-    from spmd import _torch_xla
-
-    with noted(GRADIENT, tensor, mesh, spec):
-        _torch_xla.mark(tensor, mesh, spec)
-    return tensor

@@ -55,9 +55,11 @@ def test_values_and_gradients_are_torchs(mesh, shape):
     torch.testing.assert_close(weight.grad.cpu(), own.grad, rtol=0.0, atol=2e-6)
 
 
-def test_second_derivative():
-    table, at = random(ROWS, COLUMNS), ids(BATCH, SEQ)
-    factor = random(BATCH, SEQ, COLUMNS)
+@pytest.mark.parametrize("gathers", [False, True], ids=["exchanged", "gathered"])
+def test_second_derivative(gathers):
+    seq = 4 * SEQ if gathers else SEQ
+    table, at = random(ROWS, COLUMNS), ids(BATCH, seq)
+    factor = random(BATCH, seq, COLUMNS)
 
     def second(table, at, factor):
         found = (F.embedding(at, table, padding_idx=1) * factor).tanh().sum()
@@ -65,8 +67,11 @@ def test_second_derivative():
         return torch.autograd.grad(first.square().sum(), table)[0]
 
     wanted = second(table.double().requires_grad_(), at, factor.double())
+    weight, given = split(table, at, COPIES)
+    exchange = exchange_of(weight, given)
+    assert exchange is not None and exchange.gathers == gathers
     with spmd.sharding_preserving():
-        found = second(*split(table, at, COPIES), factor.to("xla")).cpu()
+        found = second(weight, given, factor.to("xla")).cpu()
     torch.testing.assert_close(found.double(), wanted, rtol=0.0, atol=1e-4)
 
 
