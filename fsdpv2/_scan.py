@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
+from fsdpv2._scan_random import CountedDraws, check_same, draw_keys
 from spmd import _torch_xla
 from spmd._mark import Annotation, get_sharding, remember
 from spmd._rebuild import leaves, rebuild
-from spmd._torch_xla_scan import loop
+from spmd._torch_xla_scan import Late, loop
 
 Tensors = list[torch.Tensor]
 
@@ -99,7 +100,7 @@ class _AllLayers:
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         first = self._layers[0]
-        _check_dropout(first)
+        kind = _kind(first)
         tables = [_tensors(layer) for layer in self._layers]
         names = list(tables[0])
         known = [get_sharding(tables[0][name]) for name in names]
@@ -120,9 +121,9 @@ class _AllLayers:
             table = dict(zip(names, used, strict=True))
             with stateless._reparametrize_module(first, table, tie_weights=True):
                 out = first(_split(x, split), *args, **kwargs)
-            return _checked(out, x, first)
+            return _checked(out, x, kind)
 
-        return _Scan.apply(run, x, len(others), *others, *stacked)  # pyright: ignore[reportReturnType] - untyped in torch
+        return _Scan.apply(run, kind, x, len(others), *others, *stacked)  # pyright: ignore[reportReturnType] - untyped in torch
 
 
 class _Scan(torch.autograd.Function):
@@ -130,25 +131,36 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: Any, x: torch.Tensor, num_others: int, *tensors: torch.Tensor
+        ctx: Any,
+        run: Any,
+        kind: str,
+        x: torch.Tensor,
+        num_others: int,
+        *tensors: torch.Tensor,
     ) -> torch.Tensor:
         others, stacked = list(tensors[:num_others]), list(tensors[num_others:])
+        keys = Late()  # none where nothing is drawn
+        draws = CountedDraws(
+            lambda: keys.add(lambda: draw_keys(len(stacked[0]))), kind=kind
+        )
 
         def body(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
             x, *others = carry
-            return [run(x, others, xs), *others], [x * 1]
+            with draws:
+                out = run(x, others, xs)
+            return [out, *others], [x * 1]
 
-        (out, *_), (entered,) = loop(body, [x, *others], stacked)
-        ctx.run, ctx.num_others = run, num_others
+        (out, *_), (entered,) = loop(body, [x, *others], stacked, late=keys)
+        ctx.run, ctx.kind, ctx.draws, ctx.keys = run, kind, draws, keys.values
+        ctx.num_others, ctx.split = num_others, get_sharding(x)
         ctx.save_for_backward(entered, *tensors)
-        ctx.split = get_sharding(x)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         entered, *tensors = ctx.saved_tensors
         others, stacked = tensors[: ctx.num_others], tensors[ctx.num_others :]
-        wanted = ctx.needs_input_grad[3:]
+        wanted = ctx.needs_input_grad[4:]
         of_others = [o for o, w in zip(others, wanted, strict=False) if w]
         learned = [i for i, w in enumerate(wanted[ctx.num_others :]) if w]
         run, count = ctx.run, len(of_others)
@@ -158,15 +170,17 @@ class _Scan(torch.autograd.Function):
             grad, *rest = carry
             sums, others = rest[:count], rest[count:]
             x = _split(xs[0], ctx.split).detach().requires_grad_()
-            weights = [w.detach() for w in xs[1:]]
+            weights = [w.detach() for w in xs[1 : 1 + len(stacked)]]
             given = [o.detach() for o in others]
             for i in learned:
                 weights[i].requires_grad_()
             chosen = [o for o, w in zip(given, wanted, strict=False) if w]
             for one in chosen:
                 one.requires_grad_()
-            with torch.enable_grad():
+            again = CountedDraws(lambda: xs[-1], kind=ctx.kind)
+            with torch.enable_grad(), again:
                 out = run(x, given, weights)
+            check_same(ctx.draws, again, kind=ctx.kind)
             asked = [x, *chosen, *(weights[i] for i in learned)]
             found = torch.autograd.grad(
                 out, asked, _split(grad, ctx.split), materialize_grads=True
@@ -176,13 +190,16 @@ class _Scan(torch.autograd.Function):
 
         zeros = [torch.zeros_like(o) for o in of_others]
         (of_x, *rest), kept = loop(
-            body, [grads[0], *zeros, *others], [entered, *stacked], reverse=True
+            body,
+            [grads[0], *zeros, *others],
+            [entered, *stacked, *ctx.keys],
+            reverse=True,
         )
         sums, by_weight = iter(rest[:count]), dict(zip(learned, kept, strict=True))
         for i, value in by_weight.items():
             _split(value, marks[i])
         first = [next(sums) if w else None for w in wanted[: ctx.num_others]]
-        return None, of_x, None, *first, *map(by_weight.get, range(len(stacked)))
+        return None, None, of_x, None, *first, *map(by_weight.get, range(len(stacked)))
 
 
 def _stacked(parts: Tensors, known: Annotation | None) -> torch.Tensor:
@@ -219,20 +236,13 @@ def _check_equal(name: str, layers: list[nn.Module]) -> None:
             )
 
 
-def _check_dropout(layer: nn.Module) -> None:
-    for name, child in layer.named_modules():
-        if isinstance(child, nn.Dropout) and child.training and child.p > 0:
-            raise ValueError(
-                f"FSDPv2: scan_layers=True computes a layer twice, and {name} (p="
-                f"{child.p}) would drop other values the second time; set p=0, or use "
-                f"remat without scan_layers"
-            )
+def _kind(layer: nn.Module) -> str:
+    return type(layer.__dict__.get("_wrapped", layer)).__name__
 
 
-def _checked(out: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+def _checked(out: Any, x: torch.Tensor, kind: str) -> torch.Tensor:
     if torch.is_tensor(out) and (out.shape, out.dtype) == (x.shape, x.dtype):
         return out
-    kind = type(layer.__dict__.get("_wrapped", layer)).__name__
     what = f"{list(out.shape)} {out.dtype}" if torch.is_tensor(out) else type(out)
     raise ValueError(
         f"FSDPv2: scan_layers=True needs layers that return what the next one takes, "

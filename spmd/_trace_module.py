@@ -48,7 +48,9 @@ def finish_module(
     compact: dict[bytes, Any] = {}
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode != "parameter":
+            if instruction.opcode == "parameter":  # the body of a loop has some
+                instruction.metadata.ClearField("stack_frame_id")
+            else:
                 origins.write(instruction.metadata)
             if mesh is not None and instruction.HasField("sharding"):
                 _compact(instruction.sharding, mesh, compact)
