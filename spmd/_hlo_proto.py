@@ -11,18 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from spmd._messages import message_classes
 
-_Field = descriptor_pb2.FieldDescriptorProto
-_KINDS = {
-    "string": _Field.TYPE_STRING,
-    "int64": _Field.TYPE_INT64,
-    "int32": _Field.TYPE_INT32,
-    "uint32": _Field.TYPE_UINT32,
-    "uint64": _Field.TYPE_UINT64,
-    "bool": _Field.TYPE_BOOL,
-    "bytes": _Field.TYPE_BYTES,
-}
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "OpMetadata": {
         "op_type": (1, "string"),
@@ -237,42 +227,14 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
 }
 REPLICATED, OTHER = 0, 3  # OpSharding.Type
 
-
-def _pool() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="spmd/hlo_subset.proto", package="spmd_hlo", syntax="proto3"
-    )
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            base = kind.removesuffix("*")
-            repeated = kind.endswith("*")
-            message.field.add(
-                name=field,
-                number=number,
-                label=_Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL,
-                type=_KINDS.get(base, _Field.TYPE_MESSAGE),
-                type_name=None if base in _KINDS else f".spmd_hlo.{base}",
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return pool
-
-
-_POOL = _pool()
-
-
-def _message_class(name: str) -> Any:
-    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
-
-
-HloModuleProto = _message_class("spmd_hlo.HloModuleProto")
+_message_class = message_classes("spmd_hlo", _MESSAGES)
+HloModuleProto = _message_class("HloModuleProto")
 """Message class with the fields above; ``FromString(data)`` reads one."""
-HloInstructionProto = _message_class("spmd_hlo.HloInstructionProto")
+HloInstructionProto = _message_class("HloInstructionProto")
 """One instruction."""
-ModuleParts = _message_class("spmd_hlo.ModuleParts")
+ModuleParts = _message_class("ModuleParts")
 """`HloModuleProto` whose computations are bytes, each a `ComputationParts`."""
-ComputationParts = _message_class("spmd_hlo.ComputationParts")
+ComputationParts = _message_class("ComputationParts")
 """`HloComputationProto` whose instructions are bytes."""
 
 

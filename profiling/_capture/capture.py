@@ -33,7 +33,9 @@ def capture(
 
     Works around whatever runs on torch_xla or jax. Read the result with
     `profiling.read_profile` or ``spmd profile``, or open it with ``tensorboard
-    --logdir`` (with tensorboard-plugin-profile installed).
+    --logdir`` (with tensorboard-plugin-profile installed). Of CPU devices, for which
+    XLA's profiler has no plane, planes are made of their operations, so that
+    TensorBoard's tables show them; docs/tensorboard.md says how.
 
     With `steps` the block can be the whole training: recording begins at one step and
     ends before the step after the last, when the devices are done; before and after

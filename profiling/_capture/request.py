@@ -41,7 +41,7 @@ def capture_outside(
             nobody who listens there, or nothing that ran meanwhile.
         RuntimeError: The client failed, in its words.
     """
-    from profiling._capture.session_folder import checked
+    from profiling._capture.session_folder import checked, complete
 
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port}; 1..65535 are ports")
@@ -66,6 +66,7 @@ def capture_outside(
             f"writes it on its own machine, where this folder is another one; give "
             f"one that both see, or copy it from there"
         )
+    complete(made)
     return made
 
 

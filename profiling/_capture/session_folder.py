@@ -152,10 +152,47 @@ def write(
     index, count = team
     name = f"{host}_p{index}" if count > 1 else host
     path = session / f"{name}{suffix}.xplane.pb"
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(with_host(space, host))
-    os.replace(partial, path)
+    _put(path, with_host(_for_tables(space, path), host))
     return path
+
+
+def complete(session: Path) -> None:
+    """Add to profiles that another program wrote what `write` adds.
+
+    Args:
+        session: Their folder.
+    """
+    for path in sorted(session.glob("*.xplane.pb")):
+        try:
+            space = path.read_bytes()
+            more = _for_tables(space, path)
+            if len(more) > len(space):
+                _put(path, more)
+        except OSError as error:
+            warn_user(
+                f"capture: {path} is left as it is ({error.strerror}): TensorBoard "
+                f"shows no operations of CPU devices in it"
+            )
+
+
+def _put(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".part")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def _for_tables(space: bytes, path: Path) -> bytes:
+    """Add planes of CPU devices, or warn: a training must not end because of them."""
+    from profiling._capture.device_planes import with_device_planes
+
+    try:
+        return with_device_planes(space, path)
+    except Exception as error:  # anyone's HLO, and only for some tables
+        warn_user(
+            f"capture: TensorBoard will show no operations of CPU devices in {path}, "
+            f"since they could not be read: {type(error).__name__}: {error}"
+        )
+        return space
 
 
 def write_programs(session: Path) -> None:

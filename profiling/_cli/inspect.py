@@ -11,11 +11,13 @@ import click
 from rich.console import Console
 
 from profiling._cli.options import (
+    html_option,
     json_option,
     mesh_option,
     program_option,
     refuse,
     target_file_option,
+    top_option,
 )
 from profiling._cli.progress import Steps
 from profiling._cli.values import (
@@ -70,19 +72,8 @@ Examples:
     help="XLA flag, name=value; wins over the preset's.",
 )
 @json_option
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a page there too; one for each of several targets.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Collectives and tensors to list.",
-)
+@html_option("Write a page there too; one for each of several targets.")
+@top_option("Collectives and tensors to list.")
 def inspect_command(
     path: Path,
     texts: tuple[str, ...],

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 target_file_option = click.option(
     "--target-file",
@@ -20,6 +24,32 @@ mesh_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write data instead of text."
 )
+
+
+def html_option(help_: str) -> Callable[[Command], Command]:
+    """An option for the page to write.
+
+    Args:
+        help_: What the page is.
+
+    Returns:
+        A decorator; gives ``html_path``.
+    """
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--html", "html_path", type=kind, help=help_)
+
+
+def top_option(help_: str) -> Callable[[Command], Command]:
+    """An option for how many rows to list.
+
+    Args:
+        help_: Of what.
+
+    Returns:
+        A decorator; gives ``top``.
+    """
+    kind = click.IntRange(min=1)
+    return click.option("--top", type=kind, default=10, show_default=True, help=help_)
 
 
 def refuse(given: object, option: str, why: str) -> None:

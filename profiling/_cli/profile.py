@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from profiling._cli.options import (
+    html_option,
+    json_option,
+    target_file_option,
+    top_option,
+)
 from profiling._cli.progress import Steps
 from profiling._cli.values import mesh_from, targets_from
 from profiling._read import read
@@ -46,30 +52,16 @@ Examples:
     "target_text",
     help="What it ran on, such as h100:2x8: gives the estimate to compare with.",
 )
-@click.option(
-    "--target-file",
-    type=click.Path(path_type=Path),
-    help="YAML of further chips, in the form of profiling/targets.yaml.",
-)
+@target_file_option
 @click.option(
     "--xprof",
     is_flag=True,
-    help="Have xprof count what operations compute and move (GPU and TPU runs).",
+    help="Have xprof count what operations compute and move (of CPU runs only those "
+    "that profiling.capture recorded).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write data instead of text.")
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a page there too.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Collectives and operations to list.",
-)
+@json_option
+@html_option("Write a page there too.")
+@top_option("Collectives and operations to list.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65_535),

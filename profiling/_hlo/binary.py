@@ -24,7 +24,7 @@ from profiling._hlo.module import (
     interned,
 )
 from profiling._hlo.opcodes import check_opcode
-from profiling._hlo.wire import Fields, WireFault, fields, first_fault
+from profiling._hlo.wire import Fields, WireFault, apart, fields, first_fault
 from spmd._hlo_proto import ComputationParts, HloInstructionProto, ModuleParts
 
 _SHARDING: dict[int, Any] = {}
@@ -76,22 +76,6 @@ def _module_range(data: bytes) -> tuple[int, int]:
     return start, end
 
 
-def _split(
-    data: bytes, start: int, end: int, apart: int
-) -> tuple[bytes, list[tuple[int, int]]]:
-    """A message without one of its lists, and where the items of that are."""
-    small: list[bytes] = []
-    items: list[tuple[int, int]] = []
-    at = start
-    for number, wire, first, last in fields(data, start, end):
-        if number == apart and wire == 2:
-            items.append((first, last))
-        else:
-            small.append(data[at:last])
-        at = last
-    return b"".join(small), items
-
-
 class _Reader:
     def __init__(self, data: bytes, source: str) -> None:
         self.data = data
@@ -101,7 +85,7 @@ class _Reader:
         self.fields = FieldReader((), ())
 
     def module(self, start: int, end: int) -> Module:
-        small, items = _split(self.data, start, end, _COMPUTATIONS)
+        small, items = apart(self.data, start, end, _COMPUTATIONS)
         parts = _parsed(ModuleParts, small, start)
         frames = _frames(parts.stack_frame_index)
         self.fields = FieldReader(frames, parts.payloads)
@@ -146,7 +130,7 @@ class _Reader:
         )
 
     def _computation(self, start: int, end: int) -> Computation:
-        small, items = _split(self.data, start, end, _INSTRUCTIONS)
+        small, items = apart(self.data, start, end, _INSTRUCTIONS)
         parts = _parsed(ComputationParts, small, start)
         found: dict[int, Instruction] = {}
         for first, last in items:

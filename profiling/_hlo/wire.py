@@ -59,6 +59,39 @@ def fields(
         at = stop
 
 
+def apart(
+    data: bytes, start: int, end: int, number: int
+) -> tuple[bytes, list[tuple[int, int]]]:
+    r"""Take a list out of a message, to read its items one at a time.
+
+    Args:
+        data: All bytes.
+        start: Where the message starts.
+        end: Where it ends.
+        number: Of the list's field.
+
+    Returns:
+        The message without the list, and where each item starts and ends.
+
+    Raises:
+        WireFault: Bytes that are no message.
+
+    Example:
+        >>> apart(bytes([0x0A, 1, 65, 0x10, 7, 0x0A, 0]), 0, 7, 1)
+        (b'\x10\x07', [(2, 3), (7, 7)])
+    """
+    small: list[bytes] = []
+    items: list[tuple[int, int]] = []
+    at = start
+    for found, wire, first, last in fields(data, start, end):
+        if found == number and wire == 2:
+            items.append((first, last))
+        else:
+            small.append(data[at:last])
+        at = last
+    return b"".join(small), items
+
+
 def first_fault(data: bytes, known: Fields) -> WireFault | None:
     """Where a message stops to make sense.
 

@@ -15,14 +15,21 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 from profiling._profile.trace import OpEvent
 from profiling._profile.xplane import Event, Line, Value
 
-_START, _STOP = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRegion"
-_POSTED = "ThreadpoolListener::Record"
+Role: TypeAlias = Literal[
+    "start", "stop", "posted", "rendezvous", "end", "noise", "other"
+]
+_ROLES: dict[str, Role] = {
+    "ThreadpoolListener::StartRegion": "start",
+    "ThreadpoolListener::StopRegion": "stop",
+    "ThreadpoolListener::Record": "posted",
+    "Rendezvous": "rendezvous",
+}
 _NOISE = ("Wait", "Rendezvous callback", "$")
-_END = "end: "
 _DEVICES = re.compile(r"global_devices=\[([\d,\s]*)\]")
 
 Task = tuple[int, int]
@@ -40,6 +47,8 @@ class CpuOps:
         self._posted: list[tuple[Event, Task]] = []
         self._begun: list[tuple[Event, Task]] = []
         self._named = True
+        self._roles: dict[str, Role] = {}
+        self._programs: dict[tuple[Value, Value], str] = {}
 
     def add(self, number: int, line: Line) -> None:
         """Read a thread.
@@ -49,24 +58,32 @@ class CpuOps:
             line: Its events.
         """
         at = 0
-        for event in sorted(line.events, key=lambda e: (e.start_ps, -e.duration_ps)):
-            name = event.name
-            if name in (_START, _STOP):
+        roles = [(self._role(event.name), event) for event in line.events]
+        wanted = [entry for entry in roles if entry[0] != "noise"]
+        wanted.sort(key=lambda e: (e[1].start_ps, -e[1].duration_ps))
+        for role, event in wanted:
+            if role == "start" or role == "stop":
                 at += 1
-                if name == _START:
+                if role == "start":
                     self._begun.append((event, (number, at)))
-            elif name == _POSTED:
+            elif role == "posted":
                 self._posted.append((event, (number, at)))
-            elif name.startswith(_END):
-                stats = event.stats()
-                if "_c" in stats:
-                    self._ends[stats["_c"]] = ((number, at), event.end_ps)
-            elif name == "Rendezvous":
+            elif role == "end":
+                consumed = event.stat("_c")
+                if consumed is not None:
+                    self._ends[consumed] = ((number, at), event.end_ps)
+            elif role == "rendezvous":
                 self._rendezvous(event)
-            elif not name.startswith(_NOISE):
+            else:
                 stats = event.stats()
                 if "hlo_op" in stats:
                     self._op(event, stats, (number, at))
+
+    def _role(self, name: str) -> Role:
+        role = self._roles.get(name)
+        if role is None:
+            role = self._roles[name] = _role_of(name)
+        return role
 
     def found(self) -> tuple[tuple[OpEvent, ...], bool]:
         """All operations, each with its device and its run.
@@ -90,7 +107,10 @@ class CpuOps:
         device = stats.get("device_ordinal")
         if device is None:
             self._named = False
-        program = f"{stats.get('hlo_module', '')}({stats.get('program_id', 0)})"
+        key = stats.get("hlo_module", ""), stats.get("program_id", 0)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = f"{key[0]}({key[1]})"
         op = OpEvent(
             str(stats["hlo_op"]),
             program,
@@ -126,11 +146,11 @@ class CpuOps:
         for op, task, _ in self._ops:
             names[self._root(task)].add(op.name)
             working.add(task)
-        begun = {e.stats().get("_c"): t for e, t in self._begun if t in working}
+        begun = {e.stat("_c"): t for e, t in self._begun if t in working}
         for event, task in sorted(self._posted, key=lambda entry: entry[0].start_ps):
             if task not in working:
                 continue
-            next_task = begun.get(event.stats().get("_p"))
+            next_task = begun.get(event.stat("_p"))
             if next_task is None:
                 continue
             one, other = self._root(task), self._root(next_task)
@@ -162,6 +182,24 @@ class CpuOps:
                     op.device, op.run = at % count, at // count + 1
         self._ops = [entry for entry in self._ops if id(entry[0]) in kept]
         return told
+
+
+def is_noise(name: str) -> bool:
+    """Whether an event says nothing about operations.
+
+    Args:
+        name: Of the event.
+
+    Returns:
+        True for waiting, and for lines of Python.
+    """
+    return name.startswith(_NOISE)
+
+
+def _role_of(name: str) -> Role:
+    if is_noise(name):
+        return "noise"
+    return _ROLES.get(name, "end" if name.startswith("end: ") else "other")
 
 
 def _whole(executions: list[list[OpEvent]], count: int) -> list[list[OpEvent]] | None:

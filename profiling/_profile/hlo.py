@@ -69,7 +69,7 @@ def join(
         ValueError: What is given is not what ran, or does not fit together.
     """
     notes: list[str] = []
-    modules = _modules(traces, main, notes)
+    modules = modules_of(traces, main, notes)
     own = _given_module(given, main)
     if own is not None:
         modules[main] = own
@@ -87,7 +87,19 @@ def join(
     return Joined(names, schedule, tuple(notes))
 
 
-def _modules(traces: Sequence[Trace], main: str, notes: list[str]) -> dict[str, Module]:
+def modules_of(
+    traces: Sequence[Trace], main: str, notes: list[str]
+) -> dict[str, Module]:
+    """Read the HLO that a profile has of what ran.
+
+    Args:
+        traces: Of all hosts.
+        main: The main program.
+        notes: What could not be read is added here.
+
+    Returns:
+        By program; without those that took next to no time.
+    """
     times: Counter[str] = Counter()
     for trace in traces:
         for op in trace.ops:

@@ -25,17 +25,17 @@ ORDER: tuple[Doing, ...] = (
 
 # Our own spans, then those that torch_xla, jax and TensorFlow write by themselves.
 _NAMES: dict[Doing, str] = {
-    "data": r"spmd:data|IteratorGetNext.*|Iterator::.*|PrefetchConsume|"
+    "data": r"spmd[:/]data:?|IteratorGetNext.*|Iterator::.*|PrefetchConsume|"
     r"enumerate\(DataLoader\)#.*|DevicePut|device_put|TransferToDevice|"
     r"PjRtComputationClient::TransferToDevice",
-    "checkpoint": r"spmd:checkpoint",
-    "compile": r"spmd:compile|PjRtComputationClient::Compile|backend_compile|"
+    "checkpoint": r"spmd[:/]checkpoint:?",
+    "compile": r"spmd[:/]compile:?|PjRtComputationClient::Compile|backend_compile|"
     r"XlaCompile\w*|PjRt\w*Client::Compile\w*|compile_or_get_cached",
-    "trace": r"spmd:trace|trace_to_jaxpr\w*|CollectSyncTensors|PostOrderData|"
+    "trace": r"spmd[:/]trace:?|trace_to_jaxpr\w*|CollectSyncTensors|PostOrderData|"
     r"ExtractIRAndPrepareXlaData_|BuildInputOutputAliases",
-    "dispatch": r"spmd:dispatch|SyncTensorsGraph|SyncLiveTensorsGraph|"
+    "dispatch": r"spmd[:/]dispatch:?|SyncTensorsGraph|SyncLiveTensorsGraph|"
     r"ExecuteComputationWithBarrier|PjitFunction\(.*\)|PjRt\w*Executable::Execute",
-    "wait": r"spmd:wait|WaitDeviceOps|TransferFromDevice|"
+    "wait": r"spmd[:/]wait:?|WaitDeviceOps|TransferFromDevice|"
     r"PjRtComputationClient::TransferFromDevice|Await\w*|block_until_ready|"
     r"PjRt\w*Buffer::ToLiteral\w*",
 }
@@ -55,7 +55,7 @@ def doing(name: str) -> Doing | None:
         One of the words; None for a span that says nothing about that.
 
     Example:
-        >>> doing("spmd:data"), doing("PjitFunction(step)"), doing("$builtins len")
+        >>> doing("spmd/data:"), doing("PjitFunction(step)"), doing("$builtins len")
         ('data', 'dispatch', None)
     """
     for word, of in _DOING.items():

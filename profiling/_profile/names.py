@@ -15,7 +15,8 @@ from profiling._hlo.opcodes import COLLECTIVES
 from profiling._profile.sweep import COMPUTES, HOLDS, MOVES, Level
 from profiling._timeline.flops import matmul
 
-_HOLDING = frozenset(("while", "call", "conditional", "async-start"))
+HOLDING = frozenset(("while", "call", "conditional", "async-start"))
+"""Opcodes of what only holds other operations."""
 _COUNTER = re.compile(r"(\.(\d+|clone|remat\d*))+$")
 _KERNEL_MATMUL = re.compile(
     r"gemm|nvjet|cutlass|cublas|wgmma|xmma|matmul|convolution|dot|conv(?!ert)",
@@ -125,7 +126,7 @@ class OpNames:
         name, part, op = self._collectives.get(instruction.name, ("", "", None))
         if op is not None and kind != "matmul":
             return OpInfo(op.kind, MOVES, name, part, *where)
-        level: Level = HOLDS if instruction.opcode in _HOLDING else COMPUTES
+        level: Level = HOLDS if instruction.opcode in HOLDING else COMPUTES
         return OpInfo(kind, level, "", "", *where)
 
     def _kind(self, instruction: Instruction) -> str:
@@ -167,7 +168,7 @@ def _by_name(name: str, category: str) -> OpInfo:
     for kind in COLLECTIVES:  # a fusion that is named for what it holds
         if opcode.startswith(f"{kind}-"):
             return OpInfo(kind, MOVES, name, "whole")
-    if base in _HOLDING:
+    if base in HOLDING:
         return OpInfo(base, HOLDS)
     if _KERNEL_MATMUL.search(base) or _KERNEL_MATMUL.search(category):
         return OpInfo("matmul", COMPUTES)

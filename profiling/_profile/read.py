@@ -60,7 +60,8 @@ def read_profile(
         target: What it ran on, or its text: gives the estimate to compare with. Of a
             CPU run that is known.
         xprof: Have xprof count what each operation computes and moves, where it is
-            installed. It makes such a table of GPUs and TPUs, not of CPUs.
+            installed. It makes such a table of GPUs and TPUs; of CPUs where
+            `capture` recorded them, with the counts that that wrote.
 
     Returns:
         Steps, operations, collectives, and the verdict.

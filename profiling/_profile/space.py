@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from profiling._hlo.no_gc import no_gc
-from profiling._profile.cpu import CpuOps
+from profiling._profile.cpu import CpuOps, is_noise
 from profiling._profile.device import chip_of, device_of, read_device
 from profiling._profile.files import host_of
-from profiling._profile.host import HostSpans
+from profiling._profile.host import HostSpans, doing
 from profiling._profile.trace import DeviceKind, OpEvent, Run, Trace
 from profiling._profile.xplane import Line, Plane, Space, read_space
 
@@ -36,10 +36,22 @@ def read_trace(path: Path) -> Trace:
         ValueError: Damaged, or no profile; says where.
     """
     with no_gc():
-        return _trace(read_space(path), path)
+        return trace_of(read_space(path), path)
 
 
-def _trace(space: Space, path: Path) -> Trace:
+def trace_of(space: Space, path: Path) -> Trace:
+    """Read a file of a profile that is in memory.
+
+    Args:
+        space: Its content.
+        path: The file.
+
+    Returns:
+        As `read_trace`.
+
+    Raises:
+        ValueError: A damaged line; says where.
+    """
     ops: list[OpEvent] = []
     runs: list[Run] = []
     kinds: list[DeviceKind] = []
@@ -99,7 +111,12 @@ def _unnamed(ops: Iterable[OpEvent]) -> list[str]:
 def _threads(planes: Iterable[Plane]) -> Iterator[Line]:
     for plane in planes:
         if plane.name == _HOST:
-            yield from plane.lines()
+            yield from plane.lines(skip=_unread)
+
+
+def _unread(name: str) -> bool:
+    """Whether neither the host's spans nor the CPU's operations have such an event."""
+    return is_noise(name) and doing(name) is None
 
 
 def _modules(planes: Iterable[Plane]) -> dict[str, bytes]:

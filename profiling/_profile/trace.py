@@ -40,7 +40,7 @@ class Span:
     """Something that the host did.
 
     Attributes:
-        name: Such as ``spmd:data``.
+        name: Such as ``spmd/data:``.
         start: When it started, in picoseconds.
         end: When it ended.
         thread: Number of its thread.

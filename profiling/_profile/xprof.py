@@ -50,8 +50,8 @@ def op_rates(files: Sequence[Path]) -> dict[tuple[str, str], OpRate]:
         files: Of one session.
 
     Returns:
-        Rates by number of the program and name of the operation; empty for a CPU run,
-        of which xprof makes no such table.
+        Rates by number of the program and name of the operation; empty for a CPU run
+        without the planes that `capture` adds.
 
     Raises:
         ValueError: xprof is not installed, or fails.

@@ -76,7 +76,7 @@ def events(found: Any) -> list[Any]:
 def names(found: Any) -> Counter[str]:
     """How often events of the run's own host side occur."""
     kinds = (event.name for event in events(found))
-    return Counter(n for n in kinds if n.startswith("spmd:") or n == "train")
+    return Counter(n for n in kinds if n.startswith("spmd/") or n == "train")
 
 
 def operations(found: Any) -> Counter[str]:

@@ -141,7 +141,7 @@ def cpu_profile(
     threads = [plane.line(f"tf_XLAEigen/{n}") for n in range(2)]
     at = 0.0
     for number in range(steps):
-        python.event("spmd:step", at, 1.0, step_num=number + 10)
+        python.event("spmd/step:", at, 1.0, step_num=number + 10)
         end = max(
             cpu_step(thread, at, device=n, run=number + 1, slow=slow)
             for n, thread in enumerate(threads)
@@ -149,7 +149,7 @@ def cpu_profile(
         if doing:
             python.event(doing, end, pause)
         at = end + pause
-    return save(path, plane)
+    return save(path, plane, host=path.name.partition(".")[0])
 
 
 def tpu_profile(path: Path, *, steps: int = 2, scale: float = 1.0) -> Path:

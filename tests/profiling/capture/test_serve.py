@@ -56,6 +56,8 @@ def test_a_capture_from_outside(runtime, port, tmp_path):
         found = captured.profile(path)
         assert captured.names(found)["train"] >= 1
         assert captured.operations(found)
+        (file,) = path.glob("*.xplane.pb")
+        assert b"CPU 0 (no TPU" in file.read_bytes()  # for TensorBoard's tables
     assert repr(server) == f"ProfileServer(port={port}, closed)"
 
 

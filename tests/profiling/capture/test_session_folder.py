@@ -10,17 +10,23 @@ from pathlib import Path
 import jax
 import pytest
 
-from profiling._capture import session_folder
+from profiling import read_profile
+from profiling._capture import device_planes, session_folder
 from profiling._capture.recorders import Recorder, recorders
 from profiling._capture.session_folder import (
     checked,
+    complete,
     new_session,
     write,
     write_programs,
 )
+from profiling._profile.space import read_trace
+from profiling._profile.xplane_proto import SpaceParts
 from spmd import _running
 from spmd.checkpoint import _team
 from tests.profiling import captured
+from tests.profiling.converters import converted, needs_xprof, rows
+from tests.profiling.xplanes import Plane, cpu_profile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,12 +98,55 @@ def test_a_process_that_captures_alone_is_warned(tmp_path, monkeypatch):
 
 def test_files_are_named_by_host_and_process(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node 7.example")
-    one = write(tmp_path, b"", (0, 1))
-    two = write(tmp_path, b"", (1, 2), suffix="_jax")
+    space = SpaceParts(planes=[Plane("/host:CPU").bytes()]).SerializeToString()
+    one = write(tmp_path, space, (0, 1))
+    two = write(tmp_path, space, (1, 2), suffix="_jax")
     assert one.name == "node_7.example.xplane.pb"
     assert two.name == "node_7.example_p1_jax.xplane.pb"
     assert two.read_bytes().endswith(b"node_7.example")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_written_has_planes_of_cpu_devices(tmp_path):
+    made = cpu_profile(tmp_path / "made" / "x.xplane.pb")
+    found = write(tmp_path, made.read_bytes(), (0, 1))
+    assert found.read_bytes().count(b"(no TPU: read from") == 2
+    before = read_trace(made)
+    assert len(read_trace(found).ops) == len(before.ops) > 0
+
+
+def test_what_cannot_be_read_is_written_as_it_is(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("no such thing")
+
+    monkeypatch.setattr(device_planes, "with_device_planes", broken)
+    made = cpu_profile(tmp_path / "made" / "x.xplane.pb").read_bytes()
+    with pytest.warns(UserWarning, match=r"no operations of CPU .*DivisionError: no s"):
+        found = write(tmp_path, made, (0, 1))
+    assert found.read_bytes() == made
+
+
+def test_profiles_of_another_program_get_them_too(tmp_path):
+    paths = [cpu_profile(tmp_path / f"node{n}.xplane.pb") for n in range(2)]
+    complete(tmp_path)
+    assert all(b"CPU 1 (no TPU" in path.read_bytes() for path in paths)
+    times = [path.stat().st_mtime_ns for path in paths]
+    complete(tmp_path)
+    assert times == [path.stat().st_mtime_ns for path in paths]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_profiles_that_may_not_be_changed_are_left(tmp_path, monkeypatch):
+    path = cpu_profile(tmp_path / "node0.xplane.pb")
+    before = path.read_bytes()
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(session_folder.os, "replace", denied)
+    with pytest.warns(UserWarning, match="left as it is .Permission denied.: Tensor"):
+        complete(tmp_path)
+    assert path.read_bytes() == before
 
 
 def test_programs_of_one_name_are_all_written(tmp_path):
@@ -144,6 +193,7 @@ for _ in range(2):
 """
 
 
+@needs_xprof
 @pytest.mark.slow
 def test_two_processes_write_into_one_folder(tmp_path):
     with socket.socket() as probe:
@@ -175,3 +225,15 @@ def test_two_processes_write_into_one_folder(tmp_path):
             found = jax.profiler.ProfileData.from_file(str(path))
             assert captured.names(found)["train"] == 2
             assert captured.operations(found)
+    # In one session, as both we and xprof read it: two steps of all eight devices.
+    profile = read_profile(folder)
+    assert (profile.num_devices, len(profile.steps)) == (8, 2)
+    files = sorted(folder.glob("*.pb"))
+    found = converted(files, tmp_path / "tools", "hlo_stats", "overview_page")
+    counts = {r["hlo_op_name"]: r["occurrences"] for r in rows(found["hlo_stats"])}
+    reduced = [n for name, n in counts.items() if name.startswith("all-reduce")]
+    assert reduced and all(n == 2 * 8 for n in reduced), counts
+    _, steps, environment, *_ = found["overview_page"]
+    assert environment["p"]["device_type"] == "CPU"
+    assert len(rows(steps)) == 2
+    assert all(row["stepTimeMs"] > 0 for row in rows(steps))

@@ -1,6 +1,6 @@
 import pytest
 
-from profiling._hlo.wire import WireFault, fields, first_fault
+from profiling._hlo.wire import WireFault, apart, fields, first_fault
 
 
 def test_fields_of_every_kind() -> None:
@@ -38,3 +38,14 @@ def test_the_first_fault_inside() -> None:
     fault = first_fault(data, {3: {}})
     assert fault is not None
     assert fault.at == 6
+
+
+def test_a_list_is_taken_out() -> None:
+    data = b"\x08\x01\x1a\x02ab\x10\x05\x1a\x00"
+    small, items = apart(data, 0, len(data), 3)
+    assert small == b"\x08\x01\x10\x05"
+    assert [data[start:end] for start, end in items] == [b"ab", b""]
+
+
+def test_a_field_of_that_number_that_is_no_list_stays() -> None:
+    assert apart(b"\x18\x07", 0, 2, 3) == (b"\x18\x07", [])

@@ -11,16 +11,16 @@ from tests.profiling import xplanes
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("spmd:data", "data"),
-        ("spmd:checkpoint", "checkpoint"),
-        ("spmd:compile", "compile"),
-        ("spmd:trace", "trace"),
-        ("spmd:dispatch", "dispatch"),
-        ("spmd:wait", "wait"),
+        ("spmd/data:", "data"),
+        ("spmd/checkpoint:", "checkpoint"),
+        ("spmd/compile:", "compile"),
+        ("spmd/trace:", "trace"),
+        ("spmd/dispatch:", "dispatch"),
+        ("spmd/wait:", "wait"),
         ("PjitFunction(train_step)", "dispatch"),
         ("PjRtComputationClient::TransferFromDevice", "wait"),
         ("Iterator::Prefetch::Generator", "data"),
-        ("spmd:step", None),
+        ("spmd/step:", None),
         ("$builtins isinstance", None),
         ("dot.1", None),
     ],
@@ -44,26 +44,26 @@ def test_spans_and_steps_are_kept_and_the_rest_is_not(tmp_path):
     def fill(plane):
         python = plane.line("python")
         python.event("train", 10, 5, step_num=4)
-        python.event("spmd:data", 0, 9)
+        python.event("spmd/data:", 0, 9)
         python.event("isinstance", 1, 1)
 
     first, second = spans(tmp_path, fill)
-    assert (first.name, first.start, first.end) == ("spmd:data", 0, 9_000_000)
+    assert (first.name, first.start, first.end) == ("spmd/data:", 0, 9_000_000)
     assert (second.name, second.step, first.step) == ("train", 4, None)
 
 
 def test_steps_are_marked_by_the_loop_before_the_calls_in_it():
-    marks = [Span("spmd:step", t, t + 2, 0, i) for i, t in enumerate((1, 11, 21))] + [
+    marks = [Span("spmd/step:", t, t + 2, 0, i) for i, t in enumerate((1, 11, 21))] + [
         Span("train", t, t + 9, 0, i) for i, t in enumerate((0, 10, 20))
     ]
     assert [s.name for s in marked_steps(marks)] == ["train"] * 3
-    assert marked_steps([Span("spmd:data", 0, 1, 0)]) == ()
+    assert marked_steps([Span("spmd/data:", 0, 1, 0)]) == ()
 
 
 def test_the_thread_that_runs_the_steps():
-    loader = [Span("spmd:data", t, t + 5, 3) for t in range(9)]
+    loader = [Span("spmd/data:", t, t + 5, 3) for t in range(9)]
     assert main_thread([*loader, Span("train", 0, 9, 1, 0)]) == 1
-    assert main_thread([*loader, Span("spmd:dispatch", 0, 9, 2)]) == 2
+    assert main_thread([*loader, Span("spmd/dispatch:", 0, 9, 2)]) == 2
     assert main_thread(loader) is None
 
 

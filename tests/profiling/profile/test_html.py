@@ -39,7 +39,7 @@ def test_it_loads_nothing(tmp_path):
 
 
 def test_figures_of_a_host_bound_run(tmp_path):
-    path = cpu_profile(tmp_path / "x.xplane.pb", doing="spmd:compile", pause=90)
+    path = cpu_profile(tmp_path / "x.xplane.pb", doing="spmd/compile:", pause=90)
     page = html(read_profile(path).as_json())
     assert "<strong>Host-bound</strong>" in page
     assert '<rect class="host-compile"' in page

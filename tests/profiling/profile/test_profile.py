@@ -52,7 +52,7 @@ def test_median_and_spread_leave_the_last_step_out(tmp_path):
 
 
 def test_one_step_of_one_device_is_kept(tmp_path):
-    found = read_profile(cpu_profile(tmp_path / "x.xplane.pb", doing="spmd:data"))
+    found = read_profile(cpu_profile(tmp_path / "x.xplane.pb", doing="spmd/data:"))
     assert found.event_device == ("x", 0, 11)
     streams = [(e.name, e.stream, round(e.start_s * 1e6)) for e in found.events]
     assert streams == [

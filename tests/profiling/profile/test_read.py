@@ -230,11 +230,11 @@ def test_several_hosts_and_the_one_that_others_wait_for(tmp_path):
 @pytest.mark.parametrize(
     ("doing", "pause", "kind", "words"),
     [
-        ("spmd:data", 80, "input-bound", "while the host waits for data"),
-        ("spmd:checkpoint", 80, "host-bound", "the host saved or loaded a checkpoint"),
-        ("spmd:trace", 80, "host-bound", "the host recorded the graph"),
+        ("spmd/data:", 80, "input-bound", "while the host waits for data"),
+        ("spmd/checkpoint:", 80, "host-bound", "the host saved or loaded a checkpoint"),
+        ("spmd/trace:", 80, "host-bound", "the host recorded the graph"),
         ("", 80, "host-bound", "the host did something that no span names"),
-        ("spmd:data", 5, "compute-bound", "compute takes 67%"),
+        ("spmd/data:", 5, "compute-bound", "compute takes 67%"),
     ],
 )
 def test_what_the_host_does_while_devices_are_idle(doing, pause, kind, words, tmp_path):
@@ -243,7 +243,7 @@ def test_what_the_host_does_while_devices_are_idle(doing, pause, kind, words, tm
     assert found.verdict.kind == kind
     assert words in found.verdict.why
     assert [step.number for step in found.steps] == [10, 11, 12]
-    waited = found.spent.input_s if doing == "spmd:data" else found.spent.host_s
+    waited = found.spent.input_s if doing == "spmd/data:" else found.spent.host_s
     assert waited == pytest.approx(pause * 1e-6)
 
 

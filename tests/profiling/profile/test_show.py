@@ -52,7 +52,7 @@ def test_predicted_and_measured(played, width):
 def test_hosts_and_what_they_did(tmp_path):
     for name, slow in (("node0", 1.0), ("node1", 1.0), ("node2", 1.5)):
         cpu_profile(
-            tmp_path / f"{name}.xplane.pb", slow=slow, doing="spmd:data", pause=40
+            tmp_path / f"{name}.xplane.pb", slow=slow, doing="spmd/data:", pause=40
         )
     text = on_console(show_profile, read_profile(tmp_path))
     assert "on 6 CPU devices, 3 hosts" in text

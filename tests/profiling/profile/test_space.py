@@ -27,13 +27,13 @@ def test_kinds(make, kind, num_ops, tmp_path):
 
 def test_where_there_is_an_accelerator_the_host_s_own_operations_do_not_count(tmp_path):
     host = Plane("/host:CPU")
-    host.line("python").event("spmd:data", 0, 3)
+    host.line("python").event("spmd/data:", 0, 3)
     host.line("tf_XLAEigen/1").event("dot.1", 0, 1, hlo_op="dot.1", hlo_module="m")
     device = Plane("/device:TPU:2")
     device.line("XLA Ops").event("fusion.1", 0, 5)
     found = read_trace(save(tmp_path / "x.xplane.pb", host, device))
     assert [(op.name, op.device) for op in found.ops] == [("fusion.1", 2)]
-    assert [span.name for span in found.spans] == ["spmd:data"]
+    assert [span.name for span in found.spans] == ["spmd/data:"]
 
 
 def test_the_hlo_that_a_profile_carries(tmp_path):

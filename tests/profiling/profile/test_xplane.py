@@ -54,6 +54,38 @@ def test_stats_of_an_event_come_before_those_of_its_name(file):
     assert event.stats() == {"hlo_category": "loop fusion", "flops": 8, "run_id": 3}
 
 
+@pytest.mark.parametrize("number", [0, 127, 128, 300, 8589934592, 2**62, 2**63 - 1])
+def test_numbers_that_tasks_hand_on(number, tmp_path):
+    plane = Plane("/host:CPU")
+    line = plane.line("python")
+    for _ in range(2):
+        line.event("dot.1", 0, 1, hlo_op="dot.1", _p=number)
+    path = tmp_path / "x.xplane.pb"
+    path.write_bytes(space(plane))
+    (read,) = read_space(path).planes
+    for event in next(read.lines()).events:
+        assert event.stats() == {"hlo_op": "dot.1", "_p": number}
+        assert (event.stat("_p"), event.stat("hlo_op")) == (number, "dot.1")
+        assert event.stat("_c") is None
+    assert len(read.known) == 1  # what is never the same is not kept
+
+
+def test_events_that_are_not_wanted(file):
+    ops, steps = read_space(file).planes[0].lines(lambda name: name == "0")
+    assert (len(ops.events), len(steps.events)) == (1, 0)
+
+
+def test_a_damaged_stat_says_where(tmp_path):
+    path = tmp_path / "x.xplane.pb"
+    plane = Plane("/host:CPU")
+    plane.line("python").event("dot.1", 0, 1, hlo_op="dot.1")
+    data = space(plane)
+    path.write_bytes(data.replace(b"\x2a\x05dot.1", b"\x2a\x05d\xfft.1"))
+    ((event,),) = [line.events for line in read_space(path).planes[0].lines()]
+    with pytest.raises(ValueError, match=r"at byte \d+: .* a part that no profiler"):
+        event.stats()
+
+
 def test_reprs_are_one_line(file):
     found = read_space(file)
     line = next(found.planes[0].lines())
