@@ -171,7 +171,8 @@ def _show(
 
 def _write(path: Path, verified: Verified) -> None:
     if verified.plan is None:
-        click.echo("no fix changes a spec: no plan was written", err=True)
+        mesh = f"; its mesh is {verified.mesh}" if verified.mesh else ""
+        click.echo(f"no fix changes a spec: no plan was written{mesh}", err=True)
         return
     try:
         path.write_text(verified.plan.to_yaml(), encoding="utf-8")

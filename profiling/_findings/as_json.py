@@ -39,6 +39,7 @@ def document(
             "after": asdict(verified.after),
             "flags": dict(verified.flags),
             "plan": None if verified.plan is None else verified.plan.to_yaml(),
+            "mesh": verified.mesh,
             "left": [finding_as_json(f) for f in verified.left],
         }
     return {
@@ -78,6 +79,7 @@ def finding_as_json(finding: Finding) -> dict[str, Any]:
         "others": [_fix(fix) for fix in finding.others],
         "tried": list(finding.tried),
         "goes_with": finding.goes_with,
+        "advice": finding.advice,
     }
 
 

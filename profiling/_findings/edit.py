@@ -1,4 +1,4 @@
-"""`changed`: a traced program with other annotations, specs or order of axes."""
+"""`changed`: a traced program with other annotations, specs or mesh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiling._step.walk import walk
 from spmd._mesh import Mesh
 from spmd._program import Program
 from spmd._sharding import HloSharding, from_hlo, to_hlo
-from spmd._spec import Spec
+from spmd._spec import Spec, uneven_dims
 from spmd._value import ModuleAnnotation, Value
 
 _SHARDING = "mhlo.sharding"
@@ -32,7 +32,8 @@ def changed(program: Program, change: Change) -> Program:
 
     Raises:
         ValueError: A program without a mesh, an operation or input that it does not
-            have, an annotation that is none, or a spec that does not fit.
+            have, an annotation or a cast that is none, a spec that does not fit, or a
+            mesh of other sizes over which something does not divide any more.
     """
     old = program.mesh
     if old is None:
@@ -100,6 +101,8 @@ def _edited(
             _insert_before(place.operation(number), to_hlo(old, spec))
         for number, spec in change.values:
             _insert(place, number, to_hlo(old, spec))
+        for number in change.widened:
+            _widen(place.operation(number))
         if mesh != old:
             for operation in place.operations:
                 _turn(operation, old, mesh)
@@ -130,12 +133,27 @@ class _Place:
             )
         return found.operation
 
-    def value(self, number: int) -> tuple[Any, Any]:
-        """A value, and the operation after which an annotation of it stands."""
-        if number < len(self._program.inputs):
-            return self._walked[number].value, None
-        operation = self.operation(number)
-        return operation.results[0], operation
+    def is_input(self, number: int) -> bool:
+        return number < len(self._program.inputs)
+
+    def value(self, number: int) -> tuple[Any, Any, Any]:
+        """A value, what makes it, and the operation that it is annotated before.
+
+        What a loop is given or gives is made by none of the operations that are
+        counted: the first by none at all, the other by the loop.
+        """
+        from jax.extend.mlir import ir
+
+        if self.is_input(number):
+            return self._walked[number].value, None, self.first
+        found = self._walked[number] if number < len(self._walked) else None
+        if found is None or found.operation is not None or found.value is None:
+            operation = self.operation(number)
+            return operation.results[0], operation, operation
+        owner = found.value.owner
+        if isinstance(owner, ir.Block):
+            return found.value, None, owner.operations[0].operation
+        return found.value, owner, owner
 
 
 def _placed(operation: Any) -> Any | None:
@@ -152,13 +170,13 @@ def _say(operation: Any, sharding: HloSharding) -> None:
 
 def _insert(place: _Place, number: int, sharding: HloSharding) -> None:
     """Annotate a value for all its readers; of an input not for the update."""
-    value, after = place.value(number)
-    made = _annotation(value, sharding, after or place.first)
+    value, after, before = place.value(number)
+    made = _annotation(value, sharding, before)
     readers = [use.owner for use in value.uses]
     if after is not None:
         made.move_after(after)
-        kept = [made]
-    else:
+    kept = [made]
+    if place.is_input(number):
         kept = [made, *(r for r in map(_operation, readers) if _updates(r))]
     value.replace_all_uses_except(made.results[0], kept)
 
@@ -167,6 +185,29 @@ def _insert_before(annotation: Any, sharding: HloSharding) -> None:
     """Annotate what an annotation is given, for it alone."""
     made = _annotation(annotation.operands[0], sharding, annotation)
     annotation.operands[0] = made.results[0]
+
+
+_BETWEEN = ("stablehlo.transpose", "stablehlo.reshape", "stablehlo.custom_call")
+_DOTS = ("stablehlo.dot", "stablehlo.dot_general")
+
+
+def _widen(cast: Any) -> None:
+    """Have the matmul before a cast give what the cast gives; the cast is then idle."""
+    from jax.extend.mlir import ir
+
+    if cast.name != "stablehlo.convert":
+        raise ValueError(f"operation {cast.name} is no cast")
+    kind = ir.RankedTensorType(cast.results[0].type).element_type
+    at = cast.operands[0].owner
+    between = []
+    while at.name in _BETWEEN and len(list(at.results[0].uses)) == 1:
+        between.append(at)
+        at = at.operands[0].owner
+    if at.name not in _DOTS or len(list(at.results[0].uses)) != 1:
+        raise ValueError(f"a cast of what {at.name} gives: only a matmul can widen it")
+    for operation in (at, *between):
+        value = operation.results[0]
+        value.set_type(ir.RankedTensorType.get(value.type.shape, kind))
 
 
 def _annotation(value: Any, sharding: HloSharding, before: Any) -> Any:
@@ -195,15 +236,20 @@ def _updates(operation: Any) -> bool:
 
 
 def _turn(operation: Any, old: Mesh, mesh: Mesh) -> None:
-    """Write an annotation for the same axes in another order."""
+    """Write an annotation for the same axes in another order, or of other sizes."""
     placed = _placed(operation)
     if placed is None or not len(placed.results):
         return
-    kind = str(placed.results[0].type)
-    ndim = kind.partition("<")[2].split(",")[0].count("x")
+    shape = tuple(placed.results[0].type.shape)
     sharding = HloSharding.parse(placed.attributes[_SHARDING].value)
-    if not sharding.is_replicated:
-        _say(placed, to_hlo(mesh, from_hlo(sharding, old, ndim=ndim)))
+    if sharding.is_replicated:
+        return
+    spec = from_hlo(sharding, old, ndim=len(shape))
+    if uneven_dims(shape, mesh, spec) and not uneven_dims(shape, old, spec):
+        raise ValueError(
+            f"an annotation splits {list(shape)} {spec}, which {mesh} does not divide"
+        )
+    _say(placed, to_hlo(mesh, spec))
 
 
 def noted(

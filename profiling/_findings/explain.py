@@ -9,11 +9,9 @@ from profiling._findings.batch import batch_replicated, rows_computed_twice
 from profiling._findings.case import Case
 from profiling._findings.dtype import wide_dtype
 from profiling._findings.finding import Finding
-from profiling._findings.gradients import (
-    gradients_all_reduced,
-    gradients_per_micro_batch,
-)
-from profiling._findings.hosts import tensor_across_hosts
+from profiling._findings.gradients import gradients_all_reduced
+from profiling._findings.hosts import tensor_across_hosts, weights_across_hosts
+from profiling._findings.micro_batches import gradients_per_micro_batch
 from profiling._findings.overlap import synchronous
 from profiling._findings.padding import padding_waste
 from profiling._findings.rematerialised import rematerialised
@@ -38,6 +36,7 @@ FINDERS: tuple[Finder, ...] = (
     reshards,
     synchronous,
     tensor_across_hosts,
+    weights_across_hosts,
     weights_gathered_again,
     wide_dtype,
 )

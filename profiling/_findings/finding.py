@@ -24,6 +24,7 @@ FindingKind: TypeAlias = Literal[
     "synchronous",
     "tensor-across-hosts",
     "weight-gathered-again",
+    "weights-across-hosts",
     "wide-dtype",
 ]
 FINDING_KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
@@ -38,7 +39,10 @@ class Change:
         annotations: Another spec for an annotation that is there.
         before: Spec for what an annotation is given, and nobody else.
         inputs: Spec by input; its next value gets the same.
-        mesh: Another order of the same axes; None leaves it.
+        widened: Casts that come into the matmul before them: its result has their
+            dtype then.
+        mesh: The same axes in another order, or of other sizes, over as many devices;
+            None leaves it.
         flags: XLA flags to compile with.
     """
 
@@ -46,6 +50,7 @@ class Change:
     annotations: tuple[tuple[int, Spec], ...] = ()
     before: tuple[tuple[int, Spec], ...] = ()
     inputs: tuple[tuple[str, Spec], ...] = ()
+    widened: tuple[int, ...] = ()
     mesh: Mesh | None = None
     flags: tuple[tuple[str, bool | int | float | str], ...] = ()
 
@@ -132,27 +137,36 @@ _NOTICEABLE = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What removes a finding.
+    """What removes a finding, and can be tried.
 
     Attributes:
         text: What it does, in a sentence.
         code: Line to paste.
         place: Where to paste it.
-        change: The same for the traced program; empty where only the script can do it.
+        change: The same for the traced program. What only the script can do is no fix
+            but a finding's `advice`.
         parameters: Spec by parameter, for a plan.
         outputs: Spec by module output, for a plan.
         proof: None where it was not tried.
+
+    Raises:
+        ValueError: A change that is empty: there is nothing to try.
     """
 
     text: str
     code: str
     place: str
-    change: Change = field(default_factory=Change)
+    change: Change
     parameters: Mapping[str, Spec] = field(default_factory=dict)
     outputs: Mapping[str, Spec] = field(default_factory=dict)
     proof: Proof | None = None
 
     def __post_init__(self) -> None:
+        if not self.change:
+            raise ValueError(
+                f"fix {self.text!r}: its change is empty, so it cannot be tried; give "
+                f"what it does to the traced program, or say it as Finding.advice"
+            )
         for name in ("parameters", "outputs"):
             view = MappingProxyType(dict(getattr(self, name)))
             object.__setattr__(self, name, view)
@@ -183,6 +197,7 @@ class Finding:
         others: Further fixes: each may help where the first does not.
         tried: What was compiled to no avail.
         goes_with: Fixes of other findings that remove this one too.
+        advice: What only the script can do about it, which was not tried; a sentence.
     """
 
     kind: FindingKind
@@ -205,6 +220,7 @@ class Finding:
     others: tuple[Fix, ...] = ()
     tried: tuple[str, ...] = ()
     goes_with: str = ""
+    advice: str = ""
 
     @property
     def is_problem(self) -> bool:

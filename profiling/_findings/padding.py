@@ -58,6 +58,7 @@ def _finding(
     size = first.shape[dim]
     padded = math.ceil(size / ways) * ways
     axes = entry_axes(spec[dim])
+    fix = _fix(case, pattern, values)
     copies = case.mesh.size // math.prod(num_shards(case.mesh, spec))
     return Finding(
         kind="padding-waste",
@@ -77,7 +78,11 @@ def _finding(
         tensors=tuple(v.name for v in values),
         axes=spec_axes(spec),
         held_bytes=padding * copies // case.mesh.size,
-        fix=_fix(case, pattern, values, dim, padded),
+        fix=fix,
+        advice=""
+        if fix is not None
+        else f"make dim {dim} of {pattern} a multiple where the model's sizes are "
+        f"chosen: {padded} instead of {size}",
     )
 
 
@@ -85,17 +90,12 @@ def _names(values: list[Value]) -> list[str]:
     return list(dict.fromkeys(owner(v.name) for v in values))
 
 
-def _fix(case: Case, pattern: str, values: list[Value], dim: int, padded: int) -> Fix:
+def _fix(case: Case, pattern: str, values: list[Value]) -> Fix | None:
     parameters = [v for v in values if v.role == "parameter"]
     specs = {v.name: _elsewhere(case, v) for v in parameters or values}
     moved = {n: s for n, s in specs.items() if s is not None}
-    size = values[0].shape[dim]
     if len(moved) < len(specs):
-        return Fix(
-            text=f"make dim {dim} of {pattern} a multiple: {size} -> {padded}",
-            code=f"{padded}  # instead of {size}",
-            place="where the model's sizes are chosen",
-        )
+        return None
     spec = next(iter(moved.values()))
     return Fix(
         text=f"split another dim of {pattern}, one that divides",

@@ -103,10 +103,8 @@ def _show(number: int, found: Finding, console: Console) -> None:
         table.add_row("fix", Text(found.fix.text))
         table.add_row("", Text(found.fix.code, style="bold"))
         table.add_row("", Text(found.fix.place))
-        if found.tried and found.fix.proof is None:
-            table.add_row(
-                "", Text("(not tried: it is more than a change of the trace)")
-            )
+    if found.advice:
+        table.add_row("advice", Text(f"{found.advice} (in the script: not tried)"))
     console.print(Padding(table, (0, 0, 0, 3), expand=False))
     if found.fix is not None and found.fix.proof is not None:
         _proof(found.fix, found.fix.proof, console)
@@ -197,6 +195,9 @@ def show_end(verified: Verified, console: Console) -> None:
         console.print(Text("With flags", style="bold"))
         for name, value in verified.flags.items():
             print_indented(console, Text(flags_text({name: value})))
+    if verified.mesh is not None:
+        console.print(Text("With mesh", style="bold"))
+        print_indented(console, Text(f"mesh = {verified.mesh}"))
     if verified.plan is not None:
         console.print(Text("As a plan, for spmd.Plan.from_yaml", style="bold"))
         print_indented(console, Text(verified.plan.to_yaml().rstrip()))

@@ -13,6 +13,7 @@ from profiling._findings.edit import changed, noted
 from profiling._findings.end_plan import plan_of
 from profiling._findings.explain import explain
 from profiling._findings.finding import Figures, Finding, Fix, Proof
+from profiling._findings.meshes import mesh_code
 from profiling._schedule import Schedule
 from profiling._step.ops import StepOps
 from profiling._targets.target import Target
@@ -38,6 +39,7 @@ class Verified:
         after: The step with all of these.
         program: That step.
         plan: Its specs, for `spmd.shard_module`; None where no fix changes any.
+        mesh: Python that makes its mesh; None where no fix changes it.
         left: Findings of that step.
     """
 
@@ -48,6 +50,7 @@ class Verified:
     after: Figures
     program: Program
     plan: Plan | None
+    mesh: str | None
     left: tuple[Finding, ...]
 
 
@@ -84,7 +87,7 @@ def verify(
     trial = _Trial(target, progress)
     judged: dict[int, Finding] = {}
     for found in sorted(findings, key=_is_by_flags):
-        to_try = [fix for fix in found.fixes if fix.change][: most - trial.num_tried]
+        to_try = found.fixes[: max(0, most - trial.num_tried)]
         if to_try:
             judged[id(found)] = trial.judged(program, schedule, found, to_try)
     helping = [f for f in judged.values() if f.fix is not None]
@@ -103,6 +106,9 @@ def verify(
         plan=plan_of(end.program)
         if any(fix.parameters or fix.outputs for fix in end.fixes)
         else None,
+        mesh=None
+        if end.program.mesh is None or end.program.mesh == program.mesh
+        else mesh_code(end.program.mesh),
         left=left,
     )
 
@@ -138,11 +144,7 @@ class _Trial:
         found: Finding,
         to_try: Sequence[Fix],
     ) -> Finding:
-        """A finding with the fix that saves most, proven, or without one.
-
-        What cannot be tried, as it changes more than the traced program, is offered
-        where nothing that can be helps.
-        """
+        """A finding with the fix that saves most, proven, or without one."""
         proven: list[Fix] = []
         tried: list[str] = []
         is_cheaper = False
@@ -159,8 +161,7 @@ class _Trial:
                 is_cheaper |= proof.gone and not proof.gains
         if proven:
             return found.with_fix(min(proven, key=_saved), tried=tuple(tried))
-        others = [fix for fix in found.fixes if not fix.change]
-        found = found.with_fix(others[0] if others else None, tried=tuple(tried))
+        found = found.with_fix(None, tried=tuple(tried))
         if is_cheaper:  # as it is, it is the cheaper way
             found = dataclasses.replace(found, severity="note")
         return found
@@ -323,7 +324,17 @@ def _saved(fix: Fix) -> float:
 
 def _same(findings: Sequence[Finding], found: Finding) -> list[Finding]:
     """The same finding, as grave as before, among others."""
-    return [f for f in findings if _is(f, found) and f.severity == found.severity]
+    return [
+        f
+        for f in findings
+        if f.severity == found.severity and (_is(f, found) or _is_rest(f, found))
+    ]
+
+
+def _is_rest(one: Finding, other: Finding) -> bool:
+    """Whether one tells of some of the other's parameters that a fix left behind."""
+    by_names = one.kind == other.kind == "gradient-per-micro-batch"
+    return by_names and bool(set(one.tensors) & set(other.tensors))
 
 
 def _costs(found: Finding) -> tuple[float, int, int]:

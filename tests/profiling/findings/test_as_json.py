@@ -40,6 +40,17 @@ def test_with_proofs_and_the_end():
     assert first["fix"]["proof"]["gains"] == ["memory"]
     assert content["verified"]["plan"].startswith("name: explain")
     assert verified.findings[0].as_json() == first
+    assert content["verified"]["mesh"] is None
+
+
+def test_advice_and_the_mesh_of_the_end():
+    _, schedule = finding_pages.compiled("tensor-across-hosts")
+    verified = finding_pages.verified("tensor-across-hosts")
+    content = document(schedule, (), verified)
+    check(content)
+    assert content["verified"]["mesh"] == 'spmd.Mesh({"fsdp": 8, "tensor": 2})'
+    said = finding_pages.finding("gradient-per-micro-batch").as_json()
+    assert said["advice"].startswith("run the micro-batches as one batch")
 
 
 def test_the_schema_has_every_field():

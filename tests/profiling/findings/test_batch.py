@@ -6,6 +6,7 @@ import torch
 
 import profiling
 import spmd
+from profiling._collectives.splits import Split
 from profiling._findings.batch import batch_replicated, rows_computed_twice
 from profiling._findings.case import Case
 from spmd import Program
@@ -36,6 +37,16 @@ def test_where_nothing_is_split_all_compute_the_same():
     (found,) = batch_replicated(with_specs(x=(None, None), y=(None, None)))
     assert set(found.tensors) == {"x", "y"}
     assert "all 8 compute the same" in found.what
+
+
+def test_rows_that_do_not_divide_stay_whole():
+    case = with_specs(x=(None, None), y=(None, None))
+    inputs = tuple(
+        dataclasses.replace(v, shape=(4095, 512)) if v.role == "input" else v
+        for v in case.program.inputs
+    )
+    program = dataclasses.replace(case.program, inputs=inputs)
+    assert batch_replicated(Case(program, case.schedule)) == []
 
 
 def test_nothing_where_all_is_split():
@@ -69,6 +80,9 @@ def test_rows_of_a_whole_weight_that_are_computed_by_all():
     assert fix is not None and fix.text == first.text and fix.proof is not None
     assert fix.proof.gone and set(fix.proof.gains) == {"bytes", "memory", "time"}
     assert fix.proof.after.flops == (fix.proof.before.flops or 0) / 8
+    ((op, _),) = case.forward_dots  # each device computes features of its own instead
+    case.splits._found[op] = Split(piece=(1024, 32), ways=(1, 8), sums=1)
+    assert rows_computed_twice(case) == []
 
 
 def test_a_whole_weight_is_no_reason():

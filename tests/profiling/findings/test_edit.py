@@ -3,13 +3,15 @@
 import dataclasses
 
 import pytest
+import torch
 
+import spmd
 from profiling import Change
 from profiling._findings.edit import changed, noted
 from profiling._step.ops import StepOps
 from spmd import Mesh, Program
 from spmd._program import MLIR_MAGIC
-from tests.profiling import field_case, finding_pages
+from tests.profiling import field_case, finding_pages, micro_batched
 
 
 def annotations(program: Program) -> list[tuple[tuple[int, ...], str]]:
@@ -71,6 +73,60 @@ def test_axes_in_another_order():
     assert ((8192, 2048), "{devices=[8,2]<=[2,8]T(1,0)}") in before
     assert ((8192, 2048), "{devices=[8,2]<=[16]}") in after
     assert len(before) == len(after)
+
+
+def test_axes_of_other_sizes():
+    program, _ = finding_pages.compiled("tensor-across-hosts")
+    mesh = Mesh({"fsdp": 4, "tensor": 4})
+    made = changed(program, Change(mesh=mesh))
+    before, after = annotations(program), annotations(made)
+    assert ((8192, 2048), "{devices=[8,2]<=[2,8]T(1,0)}") in before
+    assert ((8192, 2048), "{devices=[4,4]<=[16]}") in after
+    assert [v.spec for v in made.inputs] == [v.spec for v in program.inputs]
+
+
+def test_a_mesh_that_an_annotation_does_not_divide_by():
+    mesh = Mesh({"a": 4, "b": 2})
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return spmd.mark_sharding(x * 2, mesh, ("a", None))
+
+    x = torch.empty(4, 8, device="meta")
+    program = spmd.trace(step, x, mesh=mesh, batch_spec=(None, None))
+    words = r"splits \[4, 8\] \('a', None\), which Mesh\(a=8, b=1\) does not divide"
+    with pytest.raises(ValueError, match=words):
+        changed(program, Change(mesh=Mesh({"a": 8, "b": 1})))
+    assert changed(program, Change(mesh=Mesh({"a": 2, "b": 4}))).mesh is not None
+
+
+def test_a_product_comes_out_in_the_dtype_of_its_sum():
+    case = micro_batched.layers(torch.bfloat16, num=2)
+    cast = next(
+        op
+        for op in case.ops.ops
+        if op.name == "convert"
+        and op.dtype == "f32"
+        and op.scope.phase == "backward"
+        and case.ops.behind(op).is_dot
+    )
+    made = changed(case.program, Change(widened=(cast.number,)))
+    ops = StepOps(made)
+    again = ops.ops[cast.number]
+    product = ops.behind(again)
+    assert product.is_dot and product.dtype == "f32"
+    assert {o.dtype for o in product.operands} == {"bf16"}
+    with pytest.raises(ValueError, match=r"operation stablehlo\.transpose is no cast"):
+        changed(case.program, Change(widened=(cast.operands[0].number,)))
+    of_input = next(
+        op
+        for op in case.ops.ops
+        if op.name == "convert"
+        and not case.ops.behind(op).is_dot
+        and op.operands[0].name != "argument"
+        and op.shape
+    )
+    with pytest.raises(ValueError, match="only a matmul can widen it"):
+        changed(case.program, Change(widened=(of_input.number,)))
 
 
 def test_notes_of_modules():

@@ -18,13 +18,19 @@ def test_repr_and_severity():
 
 
 def test_a_fix_can_be_put_and_taken():
-    fix = Fix("do", "x = 1", "here", outputs={"up": ("a", None)})
+    change = Change(flags=(("f", True),))
+    fix = Fix("do", "x = 1", "here", change, outputs={"up": ("a", None)})
     with_fix = FOUND.with_fix(fix)
     assert with_fix.fix is fix and FOUND.fix is None
     without = with_fix.with_fix(None, tried=("in vain",))
     assert without.fix is None and without.tried == ("in vain",)
     with pytest.raises(TypeError):
         fix.outputs["down"] = ()  # pyright: ignore[reportIndexIssue] - it is a view
+
+
+def test_what_cannot_be_tried_is_no_fix():
+    with pytest.raises(ValueError, match="fix 'do more': its change is empty"):
+        Fix("do more", "x = 1", "in the script", Change())
 
 
 def test_an_empty_change_is_none():

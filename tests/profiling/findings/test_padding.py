@@ -13,6 +13,7 @@ def test_share_and_bytes():
     assert found.held_bytes == 3 * 7 * 16384 * 4 // 8  # 16 - 9 rows, 3 tensors
     assert found.fix is not None
     assert found.fix.parameters == {"weight": (None, "fsdp")}
+    assert found.advice == ""
 
 
 def test_where_no_dim_divides_the_size_has_to_change():
@@ -28,8 +29,9 @@ def test_where_no_dim_divides_the_size_has_to_change():
     made = dataclasses.replace(program, inputs=inputs, outputs=outputs)
     case = Case(made, dataclasses.replace(schedule, compiled=None))
     (found,) = padding_waste(case)
-    assert found.fix is not None and not found.fix.change
-    assert found.fix.text.endswith("9 -> 16")
+    assert found.fix is None
+    assert found.advice.startswith("make dim 0 of weight a multiple")
+    assert found.advice.endswith("16 instead of 9")
 
 
 def test_nothing_where_all_divides():

@@ -41,6 +41,7 @@ PASTED = {
         ("    for _ in", "    CODE\n    for _ in"),
         ("model(x)", "torch.nn.functional.linear(x, weight)"),
     ],
+    "weights-across-hosts": [('mesh = spmd.Mesh({"fsdp": 4, "replica": 2})', "CODE")],
     "wide-dtype": [(MARKED, "    CODE\n" + MARKED)],
 }
 

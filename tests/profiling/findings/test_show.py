@@ -58,13 +58,22 @@ def test_a_note_with_a_proven_fix_is_shown_and_its_flags():
     assert "  --xla_gpu_enable_analytical_latency_estimator=true" in end
 
 
-def test_what_was_not_tried_is_said():
+def test_advice_is_told_from_fixes():
     _, schedule = finding_pages.compiled("many-small")
     found = finding_pages.finding("many-small")
-    assert found.fix is not None
-    left = found.with_fix(found.fix, tried=("another",))
-    text = "\n".join(shown(lambda c: show_findings(schedule, [left], c)))
-    assert "(not tried: it is more than a change of the trace)" in text
+    left = dataclasses.replace(found, fix=None, advice="buy larger devices")
+    lines = shown(lambda c: show_findings(schedule, [left], c))
+    text = " ".join(" ".join(lines).split())
+    assert "advice buy larger devices (in the script: not tried)" in text
+    assert not any(line.strip().startswith("fix ") for line in lines)
+
+
+def test_the_mesh_of_the_end_is_shown():
+    verified = finding_pages.verified("tensor-across-hosts")
+    lines = shown(lambda c: show_end(verified, c))
+    at = lines.index("With mesh")
+    assert lines[at + 1] == '  mesh = spmd.Mesh({"fsdp": 8, "tensor": 2})'
+    assert "With mesh" not in shown(lambda c: show_end(field_case.verified(), c))
 
 
 def test_nothing_found():

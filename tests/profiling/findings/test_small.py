@@ -36,3 +36,12 @@ def test_large_weights_stay_split():
 
 def test_few_are_not_many():
     assert many_small(finding_pages.case("tensor-across-hosts")) == []
+
+
+def test_many_that_are_large_are_not_small():
+    program, schedule = finding_pages.compiled("many-small")
+    large = tuple(
+        dataclasses.replace(c, wire_bytes=1 << 30) for c in schedule.collectives
+    )
+    schedule = dataclasses.replace(schedule, collectives=large)
+    assert many_small(Case(program, schedule)) == []

@@ -7,7 +7,7 @@ import pytest
 import profiling
 from profiling._findings.finding import Figures, Fix, Proof
 from profiling._findings.verify import figures, helps, verify
-from spmd import Plan
+from spmd import Mesh, Plan
 from tests.profiling import field_case, finding_pages
 from tests.profiling.compilers import need
 
@@ -22,6 +22,7 @@ GAINS = {
     "reshard-between-annotations": {"bytes", "time"},
     "tensor-across-hosts": {"time"},
     "weight-gathered-again": {"bytes", "time"},
+    "weights-across-hosts": {"time"},
     "wide-dtype": {"bytes", "time"},
 }
 
@@ -120,6 +121,13 @@ def test_a_schedule_that_was_read_is_refused():
     read = dataclasses.replace(schedule, compiled=None)
     with pytest.raises(ValueError, match="cannot be compiled again"):
         verify(program, read, [])
+
+
+def test_the_mesh_of_the_end_is_python():
+    verified = finding_pages.verified("weights-across-hosts")
+    assert verified.mesh == 'spmd.Mesh.hybrid(ici={"fsdp": 4}, dcn={"replica": 2})'
+    assert verified.program.mesh == Mesh.hybrid(ici={"fsdp": 4}, dcn={"replica": 2})
+    assert finding_pages.verified("many-small").mesh is None
 
 
 def proof(
