@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spmd import _pjrt, _torch_xla
+from spmd import _torch_xla
 
 BITS = 24  # of each word that `words` gives: all that a float32 in [0, 1) can hold
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -96,6 +96,8 @@ def threefry_module(shape: tuple[int, ...], number: int) -> bytes:
         for w in shifted
     )
     lines = "\n".join(body.lines)
+    from spmd import _pjrt  # importing jax writes to the environment
+
     return _pjrt.hlo_from_stablehlo(f"""
         module @threefry {{
           func.func public @main(%key: {_type((2,), "i32")}) -> ({signed}, {signed}) {{

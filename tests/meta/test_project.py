@@ -45,6 +45,7 @@ TORCH_XLA_SEAM = (
     "spmd/_torch_xla.py",
     "spmd/_torch_xla_graph.py",
     "spmd/_torch_xla_profile.py",
+    "spmd/_torch_xla_scan.py",
     "spmd/_torch_xla_trace.py",
 )
 JAX_SEAM = (
