@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from spmd import Annotation, _torch_xla
+from spmd._host_sums import added_up, parted
 from spmd._mark import get_sharding, remember
 from spmd._planning import GRADIENT, noted
 from spmd._preserve_dot import Dims, dot
@@ -124,12 +125,21 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = dot(grad, weight, Dims((x.ndim - 1,), (0,)))
         if ctx.needs_input_grad[2]:
-            rows = list(range(x.ndim - 1))
             with _named(grad, ctx.known):
-                of_weight = _torch_xla.dot_general(
-                    grad, x, rows, rows, [], [], dtype=ctx.dtype
-                )
+                of_weight = _over_rows(grad, x, ctx.known, ctx.dtype)
         return of_x, None, of_weight, None
+
+
+def _over_rows(
+    grad: torch.Tensor, x: torch.Tensor, known: Annotation | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """[..., out] times [..., in] over the leading dims: [out, in]."""
+    rows = list(range(x.ndim - 1))
+    parts = parted(known, grad, x)
+    if parts is None:
+        return _torch_xla.dot_general(grad, x, rows, rows, [], [], dtype=dtype)
+    rows = [d + 1 for d in rows]
+    return added_up(_torch_xla.dot_general(*parts, rows, rows, [0], [0], dtype=dtype))
 
 
 def _named(grad: torch.Tensor, known: Annotation | None) -> Any:

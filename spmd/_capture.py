@@ -27,6 +27,7 @@ from spmd._capture_checks import (
 )
 from spmd._host_reads import refuse_host_reads, without_hf_mask_read
 from spmd._host_spans import TRACE, span
+from spmd._host_sums import rows_of
 from spmd._planning import is_planning
 from spmd._preserve import preserving_in_trace
 from spmd._prime import tensor_factors
@@ -114,7 +115,8 @@ def _tracing(
                 group["lr"] = rate
         with ExitStack() as stack:
             stack.enter_context(tensor_factors())
-            stack.enter_context(preserving_in_trace())
+            rows = rows_of((p for _, p in state.parameters), batch.values())
+            stack.enter_context(preserving_in_trace(rows))
             packed = any("position_ids" in name for name in batch)
             stack.enter_context(without_hf_mask_read(packed=packed))
             stack.enter_context(refuse_host_reads())

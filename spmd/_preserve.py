@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from spmd._host_sums import Rows, hosts_last
 from spmd._preserve_hf import transformers_layers
 from spmd._preserve_norm import layer_norm
 from spmd._preserve_products import linear, matmul
@@ -91,13 +92,18 @@ def sharding_preserving(on: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def preserving_in_trace() -> Iterator[None]:
+def preserving_in_trace(rows: Rows | None = None) -> Iterator[None]:
     """What a trace enters: on, unless the user said otherwise around it.
+
+    Args:
+        rows: How the step's rows are split, for gradients that are added up inside a
+            host first.
 
     Yields:
         Nothing.
     """
-    with _kernels(_chosen is not False):
+    on = _chosen is not False
+    with _kernels(on), hosts_last(rows if on else None):
         yield
 
 

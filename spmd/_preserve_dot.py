@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from spmd import _torch_xla
+from spmd._host_sums import added_up, parted
+from spmd._mark import Annotation, get_sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class _Dot(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         a, b, ctx.dims = inputs
+        ctx.known = get_sharding(b)
         ctx.save_for_backward(a, b)
 
     @staticmethod
@@ -80,7 +83,7 @@ class _Dot(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_a = _gradient_of_a(grad, a, b, dims)
         if ctx.needs_input_grad[1]:
-            of_b = _gradient_of_b(grad, a, b, dims)
+            of_b = _reduced_gradient_of_b(grad, a, b, dims, ctx.known)
         return of_a, of_b, None
 
 
@@ -98,6 +101,24 @@ def _gradient_of_a(
     contracted = _in_order(dims.contract_b, dims.contract_a)
     given = (*dims.batch_a, *dims.free_a(a.ndim), *contracted)
     return _sorted(product, given)
+
+
+def _reduced_gradient_of_b(
+    grad: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dims: Dims,
+    known: Annotation | None,
+) -> torch.Tensor:
+    """The same, in one product for each host where that keeps axes inside it."""
+    sums_rows = not dims.batch_a and 0 not in dims.contract_a
+    parts = parted(known, grad, a) if sums_rows else None
+    if parts is None:
+        return _gradient_of_b(grad, a, b, dims)
+    contract_a = tuple(d + 1 for d in dims.contract_a)
+    contract_b = tuple(d + 1 for d in dims.contract_b)
+    by_host = Dims(contract_a, contract_b, (0,), (0,))
+    return added_up(_gradient_of_b(*parts, b.unsqueeze(0), by_host))
 
 
 def _gradient_of_b(
