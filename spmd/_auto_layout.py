@@ -154,8 +154,8 @@ def choose_axes(
         The axes; those of the usual names may be missing.
 
     Raises:
-        ValueError: A name of one's own that the mesh does not have, no axis at all, or
-            a sequence to split without a tensor axis.
+        ValueError: A name of one's own that the mesh does not have, no axis at all, one
+            axis for two roles, or a sequence to split without a tensor axis.
     """
     usual = {"fsdp": fsdp, "tensor": tensor, "expert": expert}
     for role, name in usual.items():
@@ -171,6 +171,14 @@ def choose_axes(
             f"axes that split parameters, as in auto_plan(model, mesh, fsdp="
             f"{mesh.axis_names[0]!r})"
         )
+    for axis in {a: None for a in found.values() if a is not None}:
+        roles = [role for role, name in found.items() if name == axis]
+        if len(roles) > 1:
+            raise ValueError(
+                f"auto_plan: {' and '.join(roles)} are both the axis {axis!r} of "
+                f"{mesh!r}, which cannot split two dims of a weight; set one of them "
+                f"to None, or name another axis"
+            )
     if sequence_parallel and found["tensor"] is None:
         raise ValueError(
             f"auto_plan: sequence_parallel=True splits activations over the tensor "

@@ -44,7 +44,8 @@ _MADE_HERE = frozenset(("constant", "iota", "partition-id", "replica-id", "after
 _PASSING_CALLS = frozenset(
     """
     AsyncCollectiveStart ConcatBitcast LayoutConstraint MoveToDevice MoveToHost
-    SPMDFullToShardShape SPMDShardToFullShape Sharding annotate_device_placement
+    SPMDFullToShardShape SPMDShardToFullShape Sharding ZeroCrop
+    annotate_device_placement
     """.split()
 )
 

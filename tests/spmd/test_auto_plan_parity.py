@@ -63,10 +63,22 @@ def test_experts_on_an_axis_of_their_own(name, sequence):
 
 
 def check(name: str, mesh: Mesh, batch_spec: tuple[object, ...], **options: bool):
-    own, wanted, gradients = whole(name)
-    model = spmd.to_device(copy.deepcopy(own))
+    model = spmd.to_device(copy.deepcopy(whole(name)[0]))
     plan = auto_plan(model, mesh, min_shard_elements=1, **options)
     spmd.shard_module(model, mesh, plan)
+    check_same(name, model, mesh, plan=plan, batch_spec=batch_spec)
+
+
+def check_same(
+    name: str,
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    plan: spmd.Plan,
+    batch_spec: tuple[object, ...] = ("fsdp",),
+):
+    """The loss and each gradient of a model that was split are the whole model's."""
+    own, wanted, gradients = whole(name)
     batch = spmd.shard_batch(CASES[name].batch(), mesh, spec=batch_spec)
     with spmd.sharding_preserving():
         loss = model(**batch).loss

@@ -55,6 +55,7 @@ def before(module: Module, name: str, index: tuple[int, ...] = ()) -> list[str]:
         ("(f32[8,16], f32[8,16], u32[]) copy-start(x)", (0,), ["x"]),
         ('f32[16,16] custom-call(x, y), custom_call_target="ConcatBitcast"',
          (), ["x", "y"]),
+        ('f32[8,16] custom-call(x), custom_call_target="ZeroCrop"', (), ["x"]),
         ('f32[16,16] custom-call(), custom_call_target="AllocateBuffer"',
          (), ["constant"]),
         ('f32[8,8] custom-call(x, y), custom_call_target="__cublas$gemm"',
