@@ -52,7 +52,8 @@ def _hash(text: str) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files("profiling").joinpath("report", name).read_text(encoding="utf-8")
+    page = files("profiling") / "_report" / "page"
+    return page.joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
