@@ -24,6 +24,7 @@ from profiling._hlo.module import (
     Module,
 )
 from profiling._hlo.opcodes import COLLECTIVES
+from profiling._hlo.shape import Shape
 
 _TYPE = "_xla_megascale_transfer_type"
 _TARGET = "_xla_megascale_target"
@@ -66,10 +67,19 @@ def _lifted(computation: Computation, own: int, num_slices: int) -> Computation:
     sends = {
         _said(i)[_MEETING]: i for i in computation.instructions if _is_one(i, "send")
     }
+    gives = {
+        _said(i)[_MEETING]: i.shape.elements[0]
+        for i in computation.instructions
+        if _is_one(i, "recv")
+    }
     new: dict[Instruction, Instruction] = {}
     for instruction in computation.instructions:
         operands = tuple(new[o] for o in instruction.operands)
-        new[instruction] = _rewritten(instruction, operands, sends, new, own)
+        if _is_one(instruction, "send"):
+            shape = gives[_said(instruction)[_MEETING]]
+            new[instruction] = _start(instruction, operands[0], shape, own)
+        else:
+            new[instruction] = _rewritten(instruction, operands, sends, new)
         found = new[instruction]
         if found.opcode.removesuffix("-start") in COLLECTIVES and (
             found.opcode == instruction.opcode
@@ -89,12 +99,9 @@ def _rewritten(
     operands: tuple[Instruction, ...],
     sends: Mapping[str, Instruction],
     new: Mapping[Instruction, Instruction],
-    own: int,
 ) -> Instruction:
     """What an instruction is in the module of all slices, its groups aside."""
     first = instruction.operands[0] if instruction.operands else None
-    if _is_one(instruction, "send"):
-        return _start(instruction, operands[0], own)
     if _is_one(instruction, "recv") or _ends(instruction, "send"):
         return replace(instruction, opcode=_NOTHING, operands=())
     if _ends(instruction, "recv"):
@@ -112,7 +119,8 @@ def _rewritten(
     return replace(instruction, operands=operands)
 
 
-def _start(send: Instruction, data: Instruction, own: int) -> Instruction:
+def _start(send: Instruction, data: Instruction, gives: Shape, own: int) -> Instruction:
+    """The start of a collective, of the shape that starts of its kind have."""
     said = _said(send)
     kind = _KINDS.get(said[_TYPE])
     if kind is None:
@@ -122,11 +130,14 @@ def _start(send: Instruction, data: Instruction, own: int) -> Instruction:
         )
     groups = _groups(send, said.get(_TARGET, ""), own)
     attributes = replace(send.attributes, groups=groups, global_ids=True)
+    shape = gives
+    if kind != "all-reduce":
+        shape = Shape("tuple", elements=(data.shape, gives))
     return replace(
         send,
         opcode=f"{kind}-start",
         operands=(data,),
-        shape=data.shape,
+        shape=shape,
         attributes=attributes,
         metadata=_origin(send, data),
     )

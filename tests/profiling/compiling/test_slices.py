@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from profiling._collectives.axes import MeshAxes
+from profiling._collectives.moved import result_of
 from profiling._collectives.ops import collective_ops
+from profiling._collectives.origins import leaf_shape
 from profiling._compiling.slices import of_all_slices
 from spmd import Mesh
 from tests.profiling.hlo_files import SUM, entry
@@ -62,6 +64,8 @@ def test_its_kind_and_bytes(kind, of, gives, wire):
     (op,) = collective_ops(lifted(transfer(kind, '"{1,2}x{0:1}"', of=of, gives=gives)))
     assert op.kind.upper().replace("-", "_") == kind
     assert op.wire_bytes == wire
+    start, index = result_of(op.start, 0)
+    assert str(leaf_shape(start.shape, index)) == gives
 
 
 def test_some_of_the_slices():
