@@ -108,7 +108,7 @@ def mark_sharding(
     gradient = _gradient_spec(tensor, mesh, wanted, grad, label)
     put(tensor, mesh, wanted, label)
     if gradient is not None:
-        _mark_gradient(tensor, mesh, gradient)
+        mark_gradient(tensor, mesh, gradient)
     if isinstance(tensor, torch.nn.Parameter):
         from spmd._optimizer import follow_parameters
 
@@ -358,8 +358,14 @@ def _gradient_spec(
     return normalize_spec(grad, mesh, shape=tensor.shape, name=f"gradient of {label}")
 
 
-def _mark_gradient(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> None:
-    """Have the gradient marked when it comes, with this spec only."""
+def mark_gradient(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> None:
+    """Have the gradient marked when it comes, with this spec only.
+
+    Args:
+        tensor: One that has an annotation.
+        mesh: The mesh.
+        spec: A normalised spec.
+    """
     known = _mark_of(tensor)
     assert known is not None
     if known.hook is not None:
