@@ -59,6 +59,11 @@ def fit_positions(model: Model, axes: Axes, rows: Rows) -> Axes:
         embeddings = f"{name}.embeddings" if name else "embeddings"
         rows.outputs[embeddings] = Said(axes.whole, source)
         if num % axes.ways:
+            if "dropout" in model.root.get_submodule(embeddings)._modules:
+                # Padding is the step between: a loop of layers keeps for each what
+                # enters the first, and would gather what they give were that whole.
+                rows.outputs[f"{embeddings}.dropout"] = Said(axes.whole, source)
+                rows.outputs[embeddings] = Said(axes.between, source)
             rows.adapted[name] = Said(Adapted("", "pad_positions", axes.ways), source)
             text = (
                 f"{name or kind}: {num} positions do not divide over {axes.tensor}="

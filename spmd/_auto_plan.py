@@ -58,7 +58,7 @@ def auto_plan(
         TypeError: Neither a module with a config, nor a config.
         ValueError: A size of `tensor` that the heads or the inner features do not
             take (the message lists sizes that fit), an axis that the mesh does not
-            have, or a config that no model belongs to.
+            have or that is given twice, or a config that no model belongs to.
 
     Example::
 

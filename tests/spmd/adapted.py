@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+import spmd
 from spmd._adapt import adapt
 from spmd._adapt_rule import Adapted
 
@@ -16,6 +17,7 @@ TOLERANCE = 5e-8  # in float64, but for norms that round to float32
 
 def loss_and_gradients(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """The loss under ``""``, and each parameter's gradient under its name."""
+    spmd.init()  # which a backward on the CPU must not come before
     model.zero_grad()
     loss = model(**batch).loss
     loss.backward()

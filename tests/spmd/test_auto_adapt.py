@@ -68,6 +68,25 @@ def test_positions_are_padded():
     assert rows.notes[0].source == "positions of ViTModel"
 
 
+def test_what_is_padded_is_split_there():
+    rows = Rows()
+    fit_positions(built("vit"), axes(), rows)
+    assert {n: said.what for n, said in rows.outputs.items()} == {
+        "vit.embeddings.dropout": ("fsdp", None, None),
+        "vit.embeddings": ("fsdp", "tensor", None),
+    }
+
+
+def test_embeddings_that_end_otherwise_are_whole():
+    model = built("vit")
+    del model.root.get_submodule("vit.embeddings")._modules["dropout"]
+    rows = Rows()
+    fit_positions(model, axes(), rows)
+    assert {n: said.what for n, said in rows.outputs.items()} == {
+        "vit.embeddings": ("fsdp", None, None)
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "sequence"),
     [("vit", {}, False), ("vit", {"image_size": 24, "patch_size": 24}, True)],

@@ -11,6 +11,7 @@ import profiling
 import spmd
 from spmd import Mesh
 from spmd._auto_plan import auto_plan
+from tests.profiling.compilers import need
 from tests.spmd.hf_models import CASES, HIDDEN, ROWS, SEQ
 
 MESH = Mesh({"fsdp": 2, "tensor": 4})
@@ -33,7 +34,7 @@ def marked(names):
 
 
 @functools.cache
-def schedule(name: str, layers: int, sequence: bool) -> profiling.Schedule:
+def traced(name: str, layers: int, sequence: bool) -> spmd.Program:
     with spmd.meta_parameters():
         model = CASES[name].build(num_hidden_layers=layers)
     plan = auto_plan(model, MESH, sequence_parallel=sequence, min_shard_elements=1)
@@ -45,8 +46,12 @@ def schedule(name: str, layers: int, sequence: bool) -> profiling.Schedule:
         return loss
 
     batch = CASES[name].batch()
-    program = spmd.trace(step, batch, model=model, mesh=MESH, batch_spec=("fsdp",))
-    return profiling.compile(program, "h100:1x8")
+    return spmd.trace(step, batch, model=model, mesh=MESH, batch_spec=("fsdp",))
+
+
+@functools.cache
+def schedule(name: str, layers: int, sequence: bool) -> profiling.Schedule:
+    return profiling.compile(traced(name, layers, sequence), "h100:1x8")
 
 
 def counts(name: str, layers: int, sequence: bool) -> Counter[tuple[str, ...]]:
@@ -144,3 +149,30 @@ def test_weights_of_few_key_heads_are_added_up_over_tensor(sequence):
         for n in "kv"
     }
     assert all(c.axes for c in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merge_far", [False, True], ids=["default", "merged"])
+def test_a_tpu_gathers_again_for_gradients_of_weights_unless_told_not_to(merge_far):
+    """One layer, and what is around it.
+
+    The partitioner gathers anew for each product. Equal gathers are made one by the
+    compilers: GPUs' always does, libtpu's only where they are no further apart than
+    100 instructions. Those for gradients of weights are: what a layer's norms give is
+    gathered again for each of q, k, v, gate and up, rather than kept from forward.
+    """
+    flags = {"xla_tpu_spmd_threshold_for_allgather_cse": 10**6} if merge_far else {}
+    program = traced("llama", 1, True)
+    found = profiling.compile(program, need("v5e:2x4"), flags=flags).collectives
+    gathers = [c for c in found if c.kind == "all-gather" and c.role == "activation"]
+    by_phase = Counter(c.phase for c in gathers)
+    again = Counter(
+        c.module.rpartition(".")[2] for c in gathers if c.phase == "backward"
+    )
+    textbook = {"o_proj", "down_proj", "embed_tokens"}
+    assert by_phase["forward"] == 3  # with that of the logits
+    if merge_far:
+        assert again == dict.fromkeys(textbook, 1)
+    else:
+        norms = {f"{n}_proj" for n in ("q", "k", "v", "gate", "up")}
+        assert again == dict.fromkeys(textbook | norms, 1)

@@ -61,6 +61,21 @@ def test_by_the_annotation_of_the_source(spec, sequence):
     assert layout.source is (source if sequence else None)
 
 
+@pytest.mark.parametrize("own", ["tensor", "expert_and_tensor"])
+def test_sums_are_scattered_by_the_sequence_whatever_is_said_of_the_output(own):
+    mesh = MESHES[own]
+    expert = "expert" if "expert" in mesh.axis_names else None
+    down = torch.zeros(4, 16, 16, device="xla")
+    spmd.mark_sharding(down, mesh, (expert, "fsdp", "tensor"))
+    leaf = torch.zeros(4, 8, 16, device="xla", requires_grad=True)
+    around = (("fsdp", expert) if expert else "fsdp", "tensor", None)
+    source = spmd.mark_sharding(leaf * 1.0, mesh, around)
+    layout = TokenLayout.of(down, source.view(-1, 16), features=2)
+    made = layout.part(torch.zeros(2, 2, 8, 16, device="xla"))
+    found = spmd.get_sharding(made, mesh)
+    assert found is not None and found.spec == ("fsdp", expert, "tensor", None)
+
+
 @pytest.fixture(scope="module", params=["tensor", "expert_and_tensor"])
 def mesh(request):
     return MESHES[request.param]
