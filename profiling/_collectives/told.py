@@ -105,6 +105,8 @@ class Told:
             yield producer.metadata
         yield from (r.metadata for r in readers or self._readers(op, number))
         yield instruction.metadata
+        if producer is not None:  # one that the compiler remade says nothing itself
+            yield from (o.metadata for o in producer.operands)
 
     def _readers(self, op: CollectiveOp, number: int) -> list[Instruction]:
         """Who reads a result, also behind what only passes it on."""

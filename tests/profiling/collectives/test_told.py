@@ -55,6 +55,22 @@ def test_nothing_tells() -> None:
     assert told == (Scope(), "")
 
 
+def test_what_the_producer_is_made_of_tells() -> None:
+    """The compiler has been seen to remake a sum and leave its metadata out."""
+    body = f"""
+    x = f32[4,8] parameter(0)
+    z = f32[] constant(0)
+    y = f32[4,8] sort(x), dimensions={{0}}{at("backward/drop/mul", 3)}
+    r = f32[8] reduce(y, z), dimensions={{0}}, to_apply=sum
+    ROOT g = f32[8] all-reduce(r), to_apply=sum, {ON}
+    """
+    module = entry(body, before=SUM)
+    (op,) = collective_ops(module)
+    (r,) = op.instruction.operands
+    told = Told(module, ()).scope(op, 0, r, r)
+    assert told == (Scope("backward", "drop", "mul"), "m.py:3")
+
+
 JOINED = f"""
 x = f32[8] parameter(0)
 y = f32[8] sort(x){at("backward/layers.0.norm/sum", 7)}
