@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from spmd._pattern import matching
+from spmd._pattern import first_matching
 
 if TYPE_CHECKING:
     from spmd._rule import PlanPart
@@ -51,9 +51,4 @@ def adapted_modules(
     Returns:
         By module name.
     """
-    found: dict[str, Adapted] = {}
-    for part in parts:
-        for adapted in part.adapted:
-            for module in matching(adapted.pattern, modules):
-                found.setdefault(module, adapted)
-    return found
+    return first_matching((a for part in parts for a in part.adapted), modules)

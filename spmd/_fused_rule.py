@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spmd._pattern import matching
+from spmd._pattern import first_matching, matching
 
 if TYPE_CHECKING:
     from spmd._rule import PlanPart, Rule
@@ -85,12 +85,7 @@ def expert_modules(
     Returns:
         By module name.
     """
-    found: dict[str, Experts] = {}
-    for part in parts:
-        for experts in part.experts:
-            for module in matching(experts.pattern, modules):
-                found.setdefault(module, experts)
-    return found
+    return first_matching((e for part in parts for e in part.experts), modules)
 
 
 def fused_modules(

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Protocol, TypeVar
 
 from spmd._collapse import star_form
 
@@ -101,6 +102,31 @@ def matching(pattern: str, names: Sequence[str]) -> tuple[str, ...]:
     if "*" not in pattern:
         return (pattern,) if pattern in names else ()
     return tuple(n for n in names if regex.fullmatch(f"{n}." if n else ""))
+
+
+class _HasPattern(Protocol):
+    @property
+    def pattern(self) -> str: ...
+
+
+P = TypeVar("P", bound=_HasPattern)
+
+
+def first_matching(rules: Iterable[P], names: Sequence[str]) -> dict[str, P]:
+    """The first rule whose pattern matches each name.
+
+    Args:
+        rules: In order of precedence, each with a ``pattern``.
+        names: Parameter or module names.
+
+    Returns:
+        By name; without names that none matches.
+    """
+    found: dict[str, P] = {}
+    for rule in rules:
+        for name in matching(rule.pattern, names):
+            found.setdefault(name, rule)
+    return found
 
 
 def nearest(pattern: str, names: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from spmd._promise import promise
 from spmd.checkpoint import _promised
 from spmd.checkpoint._promised import can_promise, promised_values
 from spmd.checkpoint._team import Team
+from tests.two_processes import TWO_PROCESSES
 
 TRAINING = """
 import sys
@@ -215,25 +216,9 @@ def test_the_host_holds_the_pieces_of_two_tensors_besides(how, run_script, tmp_p
     assert 7.5 < float(done.stdout) < 8 + 2
 
 
-TWO = """
-import subprocess, sys, socket
-
-if len(sys.argv) == 2:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    args = [sys.executable, __file__, sys.argv[1]]
-    children = [subprocess.Popen([*args, port, str(i)]) for i in (0, 1)]
-    sys.exit(max(child.wait() for child in children))
-
-folder, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
-import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", 2, index)
-import spmd
-spmd.init(runtime="jax", cpu_devices=4)
+TWO = (
+    TWO_PROCESSES
+    + """
 import contextlib
 import torch
 from torch import nn
@@ -278,6 +263,7 @@ for seed in (1, 2, 3):
         assert optimizer.state_dict()["state"][0]["exp_avg"].device.type == "cpu"
     assert go() == wanted, seed
 """
+)
 
 
 @pytest.mark.slow

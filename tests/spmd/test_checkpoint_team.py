@@ -5,6 +5,7 @@ import pytest
 from spmd import _hosts
 from spmd.checkpoint import _team
 from spmd.checkpoint._team import Team, all_agree, of_process_zero, shared_token
+from tests.two_processes import TWO_PROCESSES
 
 
 def test_one_process():
@@ -36,25 +37,9 @@ def test_a_process_without_a_runtime_does_not_start_one(run_script):
     assert done.rc == 0, done.stderr
 
 
-TWO = """
-import subprocess, sys, socket
-
-if len(sys.argv) == 2:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    args = [sys.executable, __file__, sys.argv[1]]
-    children = [subprocess.Popen([*args, port, str(i)]) for i in (0, 1)]
-    sys.exit(max(child.wait() for child in children))
-
-folder, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
-import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", 2, index)
-import spmd
-spmd.init(runtime="jax", cpu_devices=4)
+TWO = (
+    TWO_PROCESSES
+    + """
 import torch
 from torch import nn
 from fsdpv2 import FSDPv2
@@ -93,6 +78,7 @@ assert go(step, [3, 4, 5]) == wanted, (go(step, [3]), wanted)
 if index == 0:
     print(*wanted)
 """
+)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from spmd.checkpoint._folder import folder_at
 from spmd.checkpoint._safetensors import SafetensorsSource, plan_files
 from spmd.checkpoint._team import Team
 from spmd.checkpoint._together import write_share, write_together
+from tests.two_processes import TWO_PROCESSES
 
 WEIGHTS = {name: torch.full((4,), i) for i, name in enumerate("abcde")}
 FILES, _ = plan_files({name: ("int64", (4,)) for name in WEIGHTS}, max_bytes=70)
@@ -97,25 +98,9 @@ def test_the_end_is_told_too(tmp_path, monkeypatch):
         write_together(target, Team(1, 2), lambda folder: None, fails)
 
 
-TWO = """
-import subprocess, sys, socket
-
-if len(sys.argv) == 2:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    args = [sys.executable, __file__, sys.argv[1]]
-    children = [subprocess.Popen([*args, port, str(i)]) for i in (0, 1)]
-    sys.exit(max(child.wait() for child in children))
-
-folder, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
-import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", 2, index)
-import spmd
-spmd.init(runtime="jax", cpu_devices=4)
+TWO = (
+    TWO_PROCESSES
+    + """
 import torch, transformers
 from fsdpv2 import FSDPv2
 from spmd.checkpoint import _together, export_hf
@@ -156,6 +141,7 @@ try:
 except spmd.checkpoint.CheckpointError as error:
     print(index, error)
 """
+)
 
 
 @pytest.mark.slow
