@@ -1,10 +1,18 @@
 """Operations of GPUs and TPUs, each of which has a plane of its own.
 
 A TPU's plane has lines for steps, programs and operations; an operation's name there is
-the instruction as text, and a collective's start and done are two operations. A GPU's
-plane has a line for each stream, whose events are kernels that name the instruction
-they are from (`hlo_op`); after xprof has read a profile, lines that sum these up stand
-beside them. Names are those of XLA's public `xplane_schema.cc`.
+the instruction as text, and a collective's start and done are two operations. What is
+in flight between them (``Async XLA Ops``) and what sparse cores do has lines and planes
+of its own, which are not read: the same times lie between start and done.
+
+A GPU's plane has a line for each stream, whose events are kernels that name the
+instruction they are from (`hlo_op`), and copies; beside them lie memory that is held
+and the pages that unified memory moves, which no stream runs. Kernels of a CUDA graph
+name what launched it. After xprof has read a profile, lines that sum kernels up stand
+beside them.
+
+Names are those of XLA's public `xplane_schema.cc`, forms those of its
+`cupti_collector.cc`, `cupti_buffer_events.cc` and `rocm_collector.cc`.
 """
 
 from __future__ import annotations
@@ -20,6 +28,13 @@ _PLANE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #?(\d+)")
 _INSTRUCTION = re.compile(r"%?([\w.\-]+) = ")
 _OPS, _MODULES, _STEPS = "XLA Ops", "XLA Modules", "Steps"
+_HELD = ("MemoryResidency_details", "memalloc_details", "MemFree_details")
+"""Stats of events that say what memory is held, not what a stream runs."""
+_NO_STREAM = 0x10000000
+"""Streams from this number on are made up, for what unified memory moves."""
+_64_BITS = 2**64 - 1
+_LAUNCHES = re.compile(r"(call|command_buffer\w*|while|conditional)(\.\w+)*")
+"""Instructions that launch kernels of others: these then name none of their own."""
 _CHIP = ("device_type_string", "device_type", "gpu_device_name")
 
 
@@ -94,25 +109,35 @@ def _program(name: str, stats: dict[str, Value]) -> str:
     """``jit_step(12)``: a module's name and number."""
     if name.endswith(")") or "program_id" not in stats:
         return name
-    return f"{name}({stats['program_id']})"
+    return f"{name}({_number_in(stats)})"
+
+
+def _number_in(stats: dict[str, Value]) -> str:
+    """A program's number; a TPU's is a hash of 64 bits, in names without a sign."""
+    number = stats.get("program_id", "")
+    return str(number & _64_BITS if isinstance(number, int) else number)
 
 
 def _kernels(events: Iterable[Event], device: int, stream: int) -> list[OpEvent]:
     found = []
-    for event in events:
+    for event in events if stream < _NO_STREAM else ():
         stats = event.stats()
+        if any(name in stats for name in _HELD):
+            continue
         module = str(stats.get("hlo_module", ""))
         # Of nested ones, such as while.1::fusion.2, the innermost.
         name = str(stats.get("hlo_op", "")).rpartition("::")[2]
+        is_named = bool(name) and not _LAUNCHES.fullmatch(name)
         found.append(
             OpEvent(
-                name or event.name,
+                name if is_named else event.name,
                 _program(module, stats) if module else "",
                 device,
                 event.start_ps,
                 event.end_ps,
                 category=event.name,
                 line=stream,
+                is_named=is_named,
             )
         )
     return found
@@ -121,19 +146,25 @@ def _kernels(events: Iterable[Event], device: int, stream: int) -> list[OpEvent]
 def _of_line(
     ops: Sequence[tuple[Event, dict[str, Value]]], runs: Sequence[Run], device: int
 ) -> list[OpEvent]:
-    """Operations of one line, each of the program that ran at that time."""
+    """Operations of one line, each of the program that ran at that time.
+
+    Of a program that was running when the capture began or ended no run may be marked;
+    then its number tells which it is.
+    """
     starts = [run.start for run in runs]
+    numbered = {_number(run.program): run.program for run in runs}
     found = []
     for event, stats in ops:
         at = bisect_right(starts, event.start_ps) - 1
         inside = at >= 0 and event.start_ps <= runs[at].end
         module = str(stats.get("hlo_module", ""))
-        program = runs[at].program if inside else _program(module, stats)
+        number = _number_in(stats)
+        known = _program(module, stats) if module else numbered.get(number, "")
         match = _INSTRUCTION.match(event.name)
         found.append(
             OpEvent(
                 event.display_name or (match[1] if match else event.name),
-                program,
+                runs[at].program if inside else known,
                 device,
                 event.start_ps,
                 event.end_ps,
@@ -141,3 +172,7 @@ def _of_line(
             )
         )
     return found
+
+
+def _number(program: str) -> str:
+    return program.rpartition("(")[2].removesuffix(")")

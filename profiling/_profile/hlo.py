@@ -159,7 +159,12 @@ def _check(
     """Refuse a module whose instructions are not those that ran."""
     if given is None or names is None:
         return
-    ran = {op.name for trace in traces for op in trace.ops if op.program == main}
+    ran = {
+        op.name
+        for trace in traces
+        for op in trace.ops
+        if op.program == main and op.is_named
+    }
     known = sum(names.has(name) for name in ran)
     if known < _ENOUGH * len(ran):
         few = ", ".join(sorted(n for n in ran if not names.has(n))[:3])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from profiling._profile.trace import Span
-from profiling._profile.xplane import Line
+from profiling._profile.xplane import Line, Value
 
 Doing: TypeAlias = Literal[
     "data", "checkpoint", "compile", "trace", "dispatch", "wait", "other"
@@ -86,16 +86,8 @@ class HostSpans:
                 self._known[name] = wanted
             if not wanted:
                 continue
-            step = event.stats().get(_STEP)
-            self._spans.append(
-                Span(
-                    name,
-                    event.start_ps,
-                    event.end_ps,
-                    number,
-                    None if step is None else int(step),
-                )
-            )
+            step = _step_of(event.stats().get(_STEP))
+            self._spans.append(Span(name, event.start_ps, event.end_ps, number, step))
 
     def found(self) -> tuple[Span, ...]:
         """All spans.
@@ -104,6 +96,14 @@ class HostSpans:
             Spans by their start.
         """
         return tuple(sorted(self._spans, key=lambda s: (s.start, -s.end)))
+
+
+def _step_of(value: Value | None) -> int | None:
+    """A step's number; None for what a loop may have given instead of one."""
+    try:
+        return None if value is None else int(value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def marked_steps(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiling._collectives.async_pairs import collective_kind
 from profiling._collectives.collectives import names_of
 from profiling._collectives.ops import CollectiveOp, collective_ops
 from profiling._hlo.module import Instruction, Module
 from profiling._hlo.op_name import parse_op_name
-from profiling._hlo.opcodes import COLLECTIVES
+from profiling._hlo.opcodes import COLLECTIVES, OPCODES
 from profiling._profile.sweep import COMPUTES, HOLDS, MOVES, Level
 from profiling._timeline.flops import matmul
 
 HOLDING = frozenset(("while", "call", "conditional", "async-start"))
 """Opcodes of what only holds other operations."""
-_COUNTER = re.compile(r"(\.(\d+|clone|remat\d*))+$")
+_COUNTER = re.compile(r"(\.(\d+|clone|cloned|remat\d*))+$")
+_OFFLOADED = re.compile(r"(.+)\.call-(start|done)$")
+"""A TPU's collective on sparse cores: all-gather.382.cloned.1.call-done."""
 _KERNEL_MATMUL = re.compile(
-    r"gemm|nvjet|cutlass|cublas|wgmma|xmma|matmul|convolution|dot|conv(?!ert)",
+    r"gemm|nvjet|cutlass|cublas|wgmma|xmma|cijk_|matmul|convolution|dot|conv(?!ert)",
     re.IGNORECASE,
 )
 _NCCL = re.compile(
-    r"nccl\w*?_?(AllGather|AllReduce|ReduceScatter|SendRecv|AllToAll|Broadcast)"
+    r"[nr]ccl\w*?(AllGather|AllReduce|ReduceScatter|SendRecv|AllToAll|Broadcast)|"
+    r"[nr]ccl\w*Kernel",  # such as AMD's ncclDevKernel_Generic, which does any
+    re.IGNORECASE,
 )
 _NCCL_KIND = {
-    "AllGather": "all-gather",
-    "AllReduce": "all-reduce",
-    "ReduceScatter": "reduce-scatter",
-    "SendRecv": "collective-permute",
-    "AllToAll": "all-to-all",
-    "Broadcast": "collective-broadcast",
+    "allgather": "all-gather",
+    "allreduce": "all-reduce",
+    "reducescatter": "reduce-scatter",
+    "sendrecv": "collective-permute",
+    "alltoall": "all-to-all",
+    "broadcast": "collective-broadcast",
 }
+_ALIASES = {"all-reduce-scatter": "reduce-scatter"}  # as a TPU's fusion of it is named
+_ASYNC = ("async-start", "async-done", "call-start", "call-done")
+_ANY = "collective"
+"""Kind of one of which it is not known."""
+_FUSED = "async-collective"
+"""What a TPU's fusions that start and end a collective are called."""
+_GPU_KINDS = {"Memset ": "memset", "CudaGraphExec:": "cuda-graph"}
+"""What GPUs' events that are no kernels are called, with a number after it."""
 _COPIES = frozenset(("copy", "copy-start", "copy-done", "transpose"))
 
 
@@ -126,6 +138,9 @@ class OpNames:
         name, part, op = self._collectives.get(instruction.name, ("", "", None))
         if op is not None and kind != "matmul":
             return OpInfo(op.kind, MOVES, name, part, *where)
+        if instruction.opcode in _ASYNC:  # named for what it wraps
+            found = _by_name(instruction.name, "")
+            return replace(found, module=where[0], phase=where[1], source=where[2])
         level: Level = HOLDS if instruction.opcode in HOLDING else COMPUTES
         return OpInfo(kind, level, "", "", *where)
 
@@ -157,17 +172,13 @@ def _places(op: CollectiveOp) -> Iterator[tuple[str, str]]:
 def _by_name(name: str, category: str) -> OpInfo:
     """What the name alone tells, of an instruction, a category or a kernel."""
     base = _COUNTER.sub("", name)
-    part = "done" if base.endswith("-done") else "start"
+    offloaded = _OFFLOADED.match(base)
+    if offloaded:
+        base = f"{_COUNTER.sub('', offloaded[1])}-{offloaded[2]}"
+    collective = _collective(name, base, category)
+    if collective is not None:
+        return collective
     opcode = base.removesuffix("-done").removesuffix("-start")
-    kernel = _NCCL.search(name) or _NCCL.search(category)
-    if collective_kind(opcode) or kernel:
-        kind = _NCCL_KIND[kernel[1]] if kernel else opcode
-        whole = not base.endswith(("-start", "-done"))
-        own = name.replace("-done", "-start") if part == "done" else name
-        return OpInfo(kind, MOVES, own, "whole" if whole else part)
-    for kind in COLLECTIVES:  # a fusion that is named for what it holds
-        if opcode.startswith(f"{kind}-"):
-            return OpInfo(kind, MOVES, name, "whole")
     if base in HOLDING:
         return OpInfo(base, HOLDS)
     if _KERNEL_MATMUL.search(base) or _KERNEL_MATMUL.search(category):
@@ -176,4 +187,26 @@ def _by_name(name: str, category: str) -> OpInfo:
         return OpInfo("fusion", COMPUTES)
     if opcode in _COPIES or "memcpy" in base.lower():
         return OpInfo("copy", COMPUTES)
-    return OpInfo(opcode, COMPUTES)
+    for start, kind in _GPU_KINDS.items():
+        if base.startswith(start):
+            return OpInfo(kind, COMPUTES)
+    is_told = opcode not in OPCODES and category in OPCODES
+    return OpInfo(category if is_told else opcode, COMPUTES)
+
+
+def _collective(name: str, base: str, category: str) -> OpInfo | None:
+    part = "done" if base.endswith("-done") else "start"
+    opcode = base.removesuffix("-done").removesuffix("-start")
+    kernel = _NCCL.search(name) or _NCCL.search(category)
+    if collective_kind(opcode) or opcode == _FUSED or kernel:
+        kind = _ANY if opcode == _FUSED else opcode
+        if kernel:
+            kind = _NCCL_KIND.get((kernel[1] or "").lower(), _ANY)
+        whole = not base.endswith(("-start", "-done"))
+        own = name.replace("-done", "-start") if part == "done" else name
+        return OpInfo(kind, MOVES, own, "whole" if whole else part)
+    for text in (opcode, category.replace(" fusion", "-fusion")):
+        for kind in (*_ALIASES, *COLLECTIVES):  # a fusion that is named for what it is
+            if text.startswith(f"{kind}-"):
+                return OpInfo(_ALIASES.get(kind, kind), MOVES, name, "whole")
+    return None

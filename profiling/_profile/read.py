@@ -82,7 +82,7 @@ def read_profile(
     devices = [(trace, by_device(trace, once)) for trace in traces]
     per_step, note = runs_per_step(traces, [_runs(d, main) for _, d in devices])
     measured = measure(devices, main, per_step, _looker(joined.names))
-    notes = (*notes, *(n for t in traces for n in t.notes), *joined.notes)
+    notes = (*notes, *(n for t in traces for n in _notes_of(t)), *joined.notes)
     again = {op.program for t in traces for op in t.ops if is_same(op.program, main)}
     if len(again) > 1:
         note = (
@@ -94,6 +94,15 @@ def read_profile(
         notes = (*notes, note)
     found = _profile(path, main, traces, measured, joined, notes)
     return with_rates(found, files) if xprof else found
+
+
+def _notes_of(trace: Trace) -> tuple[str, ...]:
+    if trace.ops:
+        return trace.notes
+    return (
+        *trace.notes,
+        f"{trace.host} recorded no work of its devices: it is left out",
+    )
 
 
 def _joined(
@@ -137,7 +146,8 @@ def _nothing(path: Path, traces: Iterable[Trace]) -> str:
     hosts = ", ".join(trace.host for trace in traces)
     return (
         f"{path}: no program ran on any device of {hosts} while this was captured; "
-        f"capture whole steps, and wait for their results before the capture ends"
+        f"capture whole steps, wait for their results before the capture ends, and of "
+        f"CPU devices with a host_tracer_level of 1 or more"
     )
 
 

@@ -55,7 +55,7 @@ def executions(
         starts with the first of the operations that an execution does once.
     """
     groups: dict[tuple[str, int], list[OpEvent]] = {}
-    unnumbered: dict[str, list[OpEvent]] = defaultdict(list)
+    unnumbered: dict[tuple[str, int], list[OpEvent]] = defaultdict(list)
     starts = [run.start for run in runs]
     for op in sorted(ops, key=lambda op: op.start):
         at = bisect_right(starts, op.start) - 1
@@ -64,10 +64,14 @@ def executions(
         elif op.run:
             groups.setdefault((op.program, op.run), []).append(op)
         else:
-            unnumbered[op.program].append(op)
+            unnumbered[op.program, at].append(op)  # no run lies between these
     parts = [(program, found) for (program, _), found in groups.items()]
-    for program, found in unnumbered.items():
-        parts += [(program, part) for part in _cut(found, once.get(program, ()))]
+    has_names = any(program for program, _ in parts) or any(p for p, _ in unnumbered)
+    for (program, _), found in unnumbered.items():
+        if has_names and not program:  # copies, say: what lies between is of others
+            parts += [(program, [op]) for op in found]
+        else:
+            parts += [(program, part) for part in _cut(found, once.get(program, ()))]
     made = [
         Execution(program, part[0].start, max(op.end for op in part), tuple(part))
         for program, part in parts

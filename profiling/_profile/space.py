@@ -15,6 +15,7 @@ from profiling._profile.xplane import Line, Plane, Space, read_space
 
 _METADATA, _HOST = "/host:metadata", "/host:CPU"
 _HLO = ("Hlo Proto", "hlo_proto", "HLO Proto")
+_COPIED = ("Memcpy", "Memset")
 _MANY = 0.05
 _UNTOLD = (
     "devices of this CPU run cannot be told apart in the profile: sums over all "
@@ -97,8 +98,10 @@ def _unnamed(ops: Iterable[OpEvent]) -> list[str]:
     """A note where much of a GPU's time is of kernels that name no instruction."""
     unnamed = whole = 0
     for op in ops:
+        if op.name.startswith(_COPIED):
+            continue
         whole += op.end - op.start
-        unnamed += 0 if op.program else op.end - op.start
+        unnamed += 0 if op.program and op.is_named else op.end - op.start
     if unnamed <= _MANY * whole:
         return []
     return [

@@ -23,6 +23,7 @@ class OpEvent:
         category: What else says what it does: a TPU's ``hlo_category``, or the name of
             a GPU's kernel.
         line: Number of the stream or thread that it ran on.
+        is_named: The profile says which instruction it is of.
     """
 
     name: str
@@ -33,6 +34,7 @@ class OpEvent:
     run: int = 0
     category: str = ""
     line: int = 0
+    is_named: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,3 +71,14 @@ def test_marks_of_one_name_that_overlap_count_once():
     loop = [Span("train", t, t + 9, 0, i) for i, t in enumerate((0, 10, 20))]
     calls = [Span("train", t + 1, t + 8, 0, i + 5) for i, t in enumerate((0, 10, 20))]
     assert marked_steps([*calls, *loop]) == tuple(loop)
+
+
+def test_a_step_that_has_no_number_marks_none(tmp_path):
+    def fill(plane):
+        line = plane.line("python")
+        line.event("train", 0, 1, step_num="warmup")
+        line.event("train", 2, 1, step_num=1.0)
+        line.event("train", 4, 1, step_num=float("nan"))
+
+    assert [span.step for span in spans(tmp_path, fill)] == [None, 1, None]
+    assert len(marked_steps(spans(tmp_path, fill))) == 1

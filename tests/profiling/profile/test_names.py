@@ -27,6 +27,33 @@ GROUPS = "replica_groups=[1,4]<=[4], channel_id=1, use_global_device_ids=true"
 SOURCE = 'op_name="forward/mlp/copy" source_file="/a/model.py" source_line=7'
 
 
+GATHER = ("all-gather", MOVES)
+
+OFFLOADED = """HloModule step, is_scheduled=true, num_partitions=4
+
+called {
+  b = f32[2,8] parameter(0)
+  ROOT all-gather.7 = f32[8,8] all-gather(b), dimensions={0}, GROUPS
+}, execution_thread="sparsecore"
+
+wrapped {
+  a = f32[2,8] parameter(0)
+  ROOT c = f32[8,8] call(a), to_apply=called
+}, execution_thread="sparsecore"
+
+ENTRY e {
+  p = f32[2,8] parameter(0)
+  START
+  q = f32[2,8] add(p, p)
+  ROOT all-gather.8.cloned.1.call-done = f32[8,8] DONE(all-gather.8.cloned.1.call-start)
+}
+"""  # as libtpu compiles for a v6e with collectives on sparse cores
+START = (
+    "all-gather.8.cloned.1.call-start = ((f32[2,8]), f32[8,8], u32[]) OPCODE(p), "
+    'async_execution_thread="sparsecore", CALLED, metadata={op_name="jit(f)/a/dot"}'
+)
+
+
 @pytest.fixture(scope="module")
 def names() -> OpNames:
     return OpNames(parse(TEXT.replace("GROUPS", GROUPS).replace("SOURCE", SOURCE)))
@@ -66,15 +93,46 @@ def test_start_and_done_are_of_one_collective(names):
         ("reduce-scatter-done", "", "reduce-scatter", MOVES, "done"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "", "all-reduce", MOVES, "whole"),
         ("ncclKernel_SendRecv", "", "collective-permute", MOVES, "whole"),
-        ("all-reduce-scatter-fusion.2", "", "all-reduce", MOVES, "whole"),
+        ("all-reduce-scatter-fusion.2", "", "reduce-scatter", MOVES, "whole"),
         ("nvjet_hsh_128x256_64x4_NNT", "", "matmul", COMPUTES, ""),
         ("custom-call.5", "", "custom-call", COMPUTES, ""),
+        ("gmm.18", "custom-call", "custom-call", COMPUTES, ""),
+        ("fusion.5", "data formatting", "fusion", COMPUTES, ""),
+        ("slice-start.3", "async-start", "slice", COMPUTES, ""),
+        ("fusion.77", "all-reduce-scatter fusion", "reduce-scatter", MOVES, "whole"),
+        ("fusion.78", "all-gather fusion", "all-gather", MOVES, "whole"),
+        ("async-collective-start.3", "custom fusion", "collective", MOVES, "start"),
+        ("async-collective-done.337", "custom fusion", "collective", MOVES, "done"),
+        ("all-gather.382.cloned.1.call-start", "async-start", *GATHER, "start"),
+        ("all-gather.382.cloned.1.call-done", "async-done", *GATHER, "done"),
+        ("ncclDevKernel_Generic_4(Storage<4096ul>)", "", "collective", MOVES, "whole"),
+        ("ncclAllReduceRingLLKernel_sum_f32", "", "all-reduce", MOVES, "whole"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT128x128", "", "matmul", COMPUTES, ""),
+        ("Memset 2", "", "memset", COMPUTES, ""),
+        ("CudaGraphExec:12", "", "cuda-graph", COMPUTES, ""),
     ],
 )
 def test_by_the_name_alone(name, category, kind, level, part):
     found = OpNames(None)(name, category)
     assert (found.kind, found.level, found.part) == (kind, level, part)
     assert OpNames(None).once == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("opcode", "called"),
+    [("async", "calls=wrapped"), ("call", "to_apply=called")],
+    ids=["as bytes", "as text"],
+)
+def test_a_collective_on_sparse_cores(opcode, called):
+    start = START.replace("OPCODE", f"{opcode}-start").replace("CALLED", called)
+    text = OFFLOADED.replace("START", start).replace("DONE", f"{opcode}-done")
+    text = text.replace("GROUPS", GROUPS)
+    names = OpNames(parse(text))
+    start, done = (names(f"all-gather.8.cloned.1.call-{p}") for p in ("start", "done"))
+    assert (start.kind, start.level, start.part) == ("all-gather", MOVES, "start")
+    assert (done.kind, done.level, done.part) == ("all-gather", MOVES, "done")
+    assert start.collective == done.collective != ""
+    assert start.module == "a"
 
 
 def test_without_hlo_a_done_names_its_start():

@@ -14,6 +14,7 @@ import pytest
 from profiling import analyse, read_profile
 from profiling._dump import Dump, DumpedProgram
 from tests.profiling.hlo_files import DATA, JAX, content, parse
+from tests.profiling.profile import collected
 from tests.profiling.profiled_runs import LAYERS, STEPS, jax_run, torch_xla_run
 from tests.profiling.programs import decoder_program, decoder_schedule
 from tests.profiling.xplanes import (
@@ -214,6 +215,53 @@ def test_a_gpu(hlo, tmp_path):
     assert kinds == {"all-gather", "matmul", "fusion"}
 
 
+@pytest.mark.parametrize("graph", ["", "node"])
+def test_a_gpu_as_its_collector_writes_it(graph, tmp_path):
+    path = collected.gpu_profile(tmp_path / "x.xplane.pb", graph=graph)
+    found = read_profile(path)
+    assert found.step_s == pytest.approx(collected.STEP_US * 1e-6)
+    assert found.spent.compute_s == pytest.approx(72e-6)
+    assert found.spent.exposed_s == pytest.approx(10e-6)
+    assert (found.spent.gap_s, found.spent.host_s) == (0, pytest.approx(18e-6))
+    (gather,) = found.collectives
+    assert (gather.kind, gather.num_runs) == ("all-gather", 1)
+    assert any("CUDA graphs" in note for note in found.notes) is bool(graph)
+    kinds = {c.kind for c in found.op_classes}
+    assert kinds == {"all-gather", "matmul", "fusion", "copy", "memset"}
+
+
+def test_a_gpu_whose_graphs_are_one_event_each(tmp_path):
+    path = collected.gpu_profile(tmp_path / "x.xplane.pb", graph="whole")
+    found = read_profile(path)
+    assert found.step_s == pytest.approx(collected.STEP_US * 1e-6)
+    own = {row.kind: row.own_s for row in found.op_classes}
+    assert own == {"cuda-graph": pytest.approx(80e-6), "copy": pytest.approx(2e-6)}
+
+
+def test_kernels_of_graphs_do_not_tell_that_another_program_ran(tmp_path):
+    path = collected.gpu_profile(tmp_path / "x.xplane.pb", graph="node")
+    module = parse(content(DATA / "gpu_h100.txt.gz"))
+    assert read_profile(path, program=module).schedule is not None
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut off"])
+def test_a_tpu_as_its_collector_writes_it(cut, tmp_path):
+    path = collected.tpu_profile(tmp_path / "x.xplane.pb", cut=cut)
+    found = read_profile(path)
+    assert (found.program, found.chip) == (collected.STEP, "TPU v6 lite")
+    assert found.step_s == pytest.approx(collected.STEP_US * 1e-6)
+    gather, scatter = sorted(found.collectives, key=lambda c: c.kind)
+    assert (gather.kind, scatter.kind) == ("all-gather", "reduce-scatter")
+    assert gather.total_s == pytest.approx(70e-6)
+    assert gather.exposed_s == pytest.approx(22e-6)
+    spent = found.spent
+    assert (spent.compute_s, spent.exposed_s) == (
+        pytest.approx(48e-6),
+        pytest.approx(32e-6),
+    )
+    assert (spent.gap_s, spent.host_s) == (0, pytest.approx(20e-6))
+
+
 def test_several_hosts_and_the_one_that_others_wait_for(tmp_path):
     for name, slow in (("node0", 1.0), ("node1", 1.0), ("node2", 1.5)):
         cpu_profile(tmp_path / f"{name}.xplane.pb", slow=slow)
@@ -222,6 +270,16 @@ def test_several_hosts_and_the_one_that_others_wait_for(tmp_path):
     assert [host.is_straggler for host in found.hosts] == [False, False, True]
     assert found.num_devices == 6
     assert found.steps[0].by_host["node2"] == pytest.approx(95e-6)
+
+
+def test_a_host_that_recorded_nothing_is_said(tmp_path):
+    cpu_profile(tmp_path / "node0.xplane.pb")
+    plane = Plane("/host:CPU")
+    plane.line("python").event("isinstance", 0, 1)
+    save(tmp_path / "node1.xplane.pb", plane)
+    found = read_profile(tmp_path)
+    assert [host.name for host in found.hosts] == ["node0"]
+    assert "node1 recorded no work of its devices: it is left out" in found.notes
 
 
 # What holds a run up
@@ -259,7 +317,8 @@ def test_a_profile_in_which_nothing_ran(tmp_path):
     plane = Plane("/host:CPU")
     plane.line("python").event("isinstance", 0, 1)
     path = save(tmp_path / "node3.xplane.pb", plane)
-    with pytest.raises(ValueError, match="no program ran on any device of node3"):
+    match = "no program ran on any device of node3 .* host_tracer_level of 1 or more"
+    with pytest.raises(ValueError, match=match):
         read_profile(path)
 
 

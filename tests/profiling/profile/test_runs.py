@@ -35,6 +35,21 @@ def test_by_the_device_s_own_marks():
     assert "\n" not in repr(found[0])
 
 
+def test_what_marks_lie_between_is_no_one_execution():
+    marks = [Run("p", 0, 10, 20)]
+    cut = [op("b", 2), op("a", 10), op("b", 14), op("a", 30)]
+    found = executions(cut, marks)
+    assert names(found) == [["b"], ["a", "b"], ["a"]]
+
+
+def test_what_is_of_no_program_is_each_alone():
+    """Copies of a GPU, say, before and after what the host waits for."""
+    ops = [op("in", 0, program=""), op("a", 20), op("b", 24), op("out", 50, program="")]
+    assert names(executions(ops)) == [["in"], ["a", "b"], ["out"]]
+    nameless = [op(name, at, program="") for at, name in enumerate("abab")]
+    assert names(executions(nameless)) == [["a", "b"], ["a", "b"]]
+
+
 def test_by_number():
     found = executions([op("a", 0, run=5), op("b", 4, run=5), op("a", 8, run=6)])
     assert names(found) == [["a", "b"], ["a"]]
