@@ -70,27 +70,46 @@ class View:
         return list(zip(self.ids, self.versions, strict=True))
 
 
+class Note:
+    """What a step did that `Layouts` does not know of yet.
+
+    A step that finds what it left never asks for layouts.
+
+    Attributes:
+        found: With layouts: what there was before the first call since; or None.
+        left: With layouts: what there was after the last.
+    """
+
+    __slots__ = ("__weakref__", "found", "left")
+
+    def __init__(self) -> None:
+        self.found: View | None = None
+        self.left: View | None = None
+
+    def take(self, found: View, left: View) -> None:
+        """Write down a call.
+
+        Args:
+            found: What there was before, with layouts.
+            left: What there was after, with layouts.
+        """
+        if self.found is None:
+            self.found = found
+        self.left = left
+
+
 class Layouts:
     """Layouts by stamp. All steps over one model share it, see `layouts_for`."""
 
     def __init__(self) -> None:
         self._known: dict[Stamp, str] = {}
-        # By step: what there was before its first call that is not in `_known` yet,
-        # and after its last. A step that finds what it left never asks for them.
-        self._left: weakref.WeakKeyDictionary[object, tuple[View, View]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._notes: weakref.WeakSet[Note] = weakref.WeakSet()
 
-    def leave(self, step: object, before: View, after: View) -> None:
-        """Note what a step found, and what it left in its place.
-
-        Args:
-            step: That of which this replaces the last note.
-            before: With layouts.
-            after: With layouts.
-        """
-        noted = self._left.get(step)
-        self._left[step] = (noted[0] if noted else before, after)
+    def note(self) -> Note:
+        """A note for one step, which is gone with it."""
+        note = Note()
+        self._notes.add(note)
+        return note
 
     def of(
         self, tensors: Sequence[torch.Tensor], found: Sequence[Stamp]
@@ -135,11 +154,14 @@ class Layouts:
         self._known.update(zip(View.of(tensors).stamps, describe(tensors), strict=True))
 
     def _take_notes(self) -> None:
-        for before, after in self._left.values():
-            for stamp in before.stamps:
+        notes = list(self._notes)
+        for view in [note.found for note in notes if note.found is not None]:
+            for stamp in view.stamps:
                 self._known.pop(stamp, None)
-            self._known.update(zip(after.stamps, after.layouts, strict=True))
-        self._left.clear()
+        for view in [note.left for note in notes if note.left is not None]:
+            self._known.update(zip(view.stamps, view.layouts, strict=True))
+        for note in notes:
+            note.found = note.left = None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -159,6 +159,19 @@ def get_sharding(tensor: torch.Tensor, mesh: Mesh | None = None) -> Annotation |
     return Annotation(mesh, from_hlo(sharding, mesh, ndim=tensor.ndim))
 
 
+def hook_of(tensor: torch.Tensor) -> RemovableHandle | None:
+    """The hook with which a tensor's gradient is marked.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        None where it is not.
+    """
+    mark = _mark_of(tensor)
+    return None if mark is None else mark.hook
+
+
 def clear_sharding(tensor: T) -> T:
     """Take the annotation off a tensor, in place.
 
@@ -171,6 +184,7 @@ def clear_sharding(tensor: T) -> T:
     if tensor.device.type == "xla":
         from spmd import _torch_xla
 
+        _unsplit(tensor)
         _torch_xla.clear(tensor)
     mark = _mark_of(tensor)
     if mark is not None and mark.hook is not None:
@@ -178,6 +192,21 @@ def clear_sharding(tensor: T) -> T:
     if hasattr(tensor, _ATTRIBUTE):
         delattr(tensor, _ATTRIBUTE)
     return tensor
+
+
+def _unsplit(tensor: torch.Tensor) -> None:
+    """Put data that was split there anew, by way of the host.
+
+    Another annotation moves data under the same identity, by which a compiled step
+    tells whether a tensor is what it left; it would read the pieces as they lay.
+    """
+    from spmd import _torch_xla, _torch_xla_graph
+
+    if is_planning() or _torch_xla_graph.needs_execution([tensor])[0]:
+        return
+    if _torch_xla.sharding_of(tensor) is None or _torch_xla.num_processes() > 1:
+        return  # what other processes hold cannot be fetched
+    tensor.data = tensor.detach().cpu().to(tensor.device)
 
 
 def _describe(tensor: Any) -> str:
@@ -371,9 +400,9 @@ def mark_gradient(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> None:
     if known.hook is not None:
         known.hook.remove()
 
-    def mark(gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.device.type != "xla":
-            return gradient
+    def mark(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if gradient is None or gradient.device.type != "xla":
+            return gradient  # None where nothing came: torch calls its hooks anyway
         from spmd import _torch_xla
 
         # A sum hands one gradient to all its terms, and each may want another spec.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
@@ -29,6 +30,9 @@ def call_leaves(
     tensors: dict[str, torch.Tensor] = {}
     other = []
     for argument, value in by_parameter(fn, args, kwargs).items():
+        if isinstance(value, torch.Tensor):
+            tensors[argument] = value
+            continue
         for path, leaf in named_leaves(value):
             name = argument + dotted(path)
             if isinstance(leaf, torch.Tensor):
@@ -38,6 +42,7 @@ def call_leaves(
     return tensors, tuple(other)
 
 
+@functools.lru_cache(maxsize=4096)  # each call of a step has the paths of the last
 def dotted(path: str) -> str:
     """Write a path of `named_leaves` with dots.
 
@@ -79,9 +84,10 @@ _known = weakref.WeakKeyDictionary()
 def _positional(fn: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that can be given by position, looked up once."""
     try:
-        if fn not in _known:
-            _known[fn] = _look_up(fn)
-        return _known[fn]
+        found = _known.get(fn)
+        if found is None:
+            found = _known[fn] = _look_up(fn)
+        return found
     except TypeError:  # not hashable, or no weak reference to it
         return _look_up(fn)
 

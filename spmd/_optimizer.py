@@ -34,6 +34,15 @@ def shard_optimizer(optimizer: Optimizer) -> Optimizer:
     return _shard(optimizer, again=True)
 
 
+def follow_anew(optimizer: Optimizer) -> None:
+    """Split state anew whose parameter was, before a step is traced: its data moves.
+
+    Args:
+        optimizer: Any.
+    """
+    _shard(optimizer, again=False)
+
+
 def follow_parameters() -> None:
     """Have every optimizer in this process shard its state.
 

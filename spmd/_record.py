@@ -305,6 +305,8 @@ def rebuild(
         inside = record.leaves[p.start : p.start + p.count]
         return _pytree.tree_unflatten([value(leaf) for leaf in inside], p.spec)
 
+    if isinstance(record.shape, _Part) and record.shape.spec.is_leaf():
+        return value(record.leaves[0])  # mostly the loss, and nothing else
     return rebuild_containers(record.shape, part)
 
 

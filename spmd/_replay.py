@@ -1,8 +1,9 @@
 """`CompiledStep`: a step as one compiled graph, run again at each call.
 
 Most of a call is torch_xla's: it hands a thousand buffers to eight devices. The rest is
-kept small: state is read by places found when the step was recorded, and its layout is
-asked for only where something else wrote to it.
+kept small: state is read by places found when the step was recorded, its layout is
+asked for only where something else wrote to it, and what a graph needs of a call is put
+together when it is compiled.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from spmd._digest import graph_digest
 from spmd._host_spans import TRACE, span, step_span
 from spmd._layout import View, describe, layouts_for
 from spmd._names import by_parameter, call_leaves, dotted
+from spmd._optimizer import follow_anew
+from spmd._places import Held, Places
 from spmd._prime import prime_optimizer
 from spmd._record import Recorded, Source, rebuild
-from spmd._state import Slot, StepState
-from spmd._step_graph import Held, StepGraph, order_of
+from spmd._state import StepState
+from spmd._step_graph import StepGraph
 from spmd._tree import named_leaves
 from spmd._variants import Variants, batch_key
 
@@ -60,11 +63,13 @@ class CompiledStep:
         self._variants: Variants[StepGraph] = Variants(max_graphs)
         self._by_digest: dict[str, bytes] = {}
         self._layouts = layouts_for(state.model)
+        self._note = self._layouts.note()
         self._left: View | None = None
-        self._places: dict[Key, list[Slot]] = {}
+        self._places: dict[Key, Places] = {}
         self._rates: dict[int, tuple[float, torch.Tensor]] = {}
         self._spent: deque[list[torch.Tensor]] = deque()
         self._primed: tuple[Any, list[int]] = (None, [])
+        self._recorded = False  # operations, in this call, that were executed
         self.num_calls = 0
 
     @property
@@ -115,7 +120,9 @@ class CompiledStep:
         self.num_calls += 1
         self._write_back(graph, held, results)
         result = self._result(graph.record, results, leaves)
-        _torch_xla_graph.mark_settled()
+        if self._recorded:
+            _torch_xla_graph.mark_settled()
+            self._recorded = False
         # Dropping buffers takes as long as sending off a graph, and waits for the graph
         # they were donated to: so it is done elsewhere while the devices work, for one
         # that is over.
@@ -142,24 +149,25 @@ class CompiledStep:
             if len(self._places) == _MAX_PLACES:
                 self._places.clear()
             self._state.refresh()
-            self._places[present] = self._state.slots(bound=True)
+            self._places[present] = Places(self._state.slots(bound=True))
             state = self._state.key()
-        slots = self._places[present]
-        held = Held.of(slots)
+        held = Held.of(self._places[present])
         if self._left is not None and held.view.is_of_same(self._left):
-            held.view.layouts = self._left.layouts
+            held.view = self._left
         else:
-            held = self._look_closely(slots, held)
+            held = self._look_closely(held)
         return (batch_key(batch, _layout), other, *state, held.view.layouts), held
 
-    def _look_closely(self, slots: list[Slot], held: Held) -> Held:
+    def _look_closely(self, held: Held) -> Held:
         """The state with its layouts, where it is not what the last call left."""
-        if len(set(held.view.ids)) < len(slots):
-            separate(slots)
-            held = Held.of(slots)
+        self._recorded = True
+        places = held.places
+        if len(set(held.view.ids)) < len(places.slots):
+            separate(places.slots)
+            held = Held.of(places)
         layouts = self._layouts.of(held.tensors, held.view.stamps)
         if layouts is None:
-            held = Held.of(slots)
+            held = Held.of(places)
             layouts = self._layouts.of(held.tensors, held.view.stamps)
         assert layouts is not None  # what was moved is where it belongs now
         held.view.layouts = layouts
@@ -187,7 +195,10 @@ class CompiledStep:
         again: bool = False,
     ) -> StepGraph:
         _check_arrays(by_parameter(self._fn, args, kwargs))
+        if self._state.optimizer is not None:
+            follow_anew(self._state.optimizer)
         self._places.clear()
+        self._recorded = True
         with recorded(self._fn, args, kwargs, state=self._state, batch=batch) as record:
             num_state = len(record.originals)
             with _torch_xla_graph.donating(record.donated() if self._donate else ()):
@@ -199,17 +210,12 @@ class CompiledStep:
                 if outputs and (again or self._variants.same(identity) is None):
                     _torch_xla_graph.compile_graph(outputs)
             record.drop_data()
-        updated = list(record.updated.items())
-        before = [(i, out) for i, out in updated if i < num_state]
         graph = StepGraph(
-            key=identity,
-            record=record,
-            order=order_of(
-                record.sources, num_state, len(batch), len(self._rates_now())
-            ),
-            kept=[(i, out) for i, out in before if record.slots[i].keeps],
-            renewed=[(i, out) for i, out in before if not record.slots[i].keeps],
-            added=[(record.slots[i], out) for i, out in updated if i >= num_state],
+            identity,
+            record,
+            num_state=num_state,
+            num_batch=len(batch),
+            num_groups=len(self._state.groups),
         )
         self._variants.add(key, identity, graph)
         return graph
@@ -222,14 +228,18 @@ class CompiledStep:
     ) -> list[torch.Tensor]:
         if not graph.key:
             return []  # the step neither changes nor computes anything
-        sources = graph.record.sources
-        others = [self._other(s) for s in sources if s.kind in ("rng", "constant")]
-        pool = [*held.tensors, *leaves, *self._rates_now(), *others]
+        tensors = held.tensors
+        rates = [self._rate(i) for i in range(len(self._state.groups))]
+        others = [
+            _torch_xla_graph.seed_tensor() if value is None else value
+            for value in graph.others
+        ]
+        pool = [*tensors, *leaves, *rates, *others]
         old = []
         if self._donate:
-            old = [held.tensors[i].data for i, _ in graph.kept]
-            old += [held.tensors[i] for i, _ in graph.renewed]
-        inputs = [pool[i] for i in graph.order]
+            old = [tensors[i].data for i, _ in graph.kept]
+            old += [tensors[i] for i, _ in graph.renewed]
+        inputs = list(map(pool.__getitem__, graph.order))
         try:
             results = _torch_xla_graph.run_graph(graph.key, inputs)
         except _torch_xla_graph.GraphEvicted:
@@ -238,25 +248,19 @@ class CompiledStep:
         self._spent.append(old)
         return results
 
-    def _rates_now(self) -> list[torch.Tensor | None]:
-        return [self._rate(i) for i in range(len(self._state.groups))]
-
-    def _other(self, source: Source) -> torch.Tensor:
-        if source.kind == "rng":
-            return _torch_xla_graph.seed_tensor()
-        assert source.value is not None
-        return source.value
-
     def _rate(self, group: int) -> torch.Tensor | None:
         """The learning rate of a parameter group, on the device."""
         rate = self._state.groups[group].get("lr")
         if rate is None:
             return None
         if isinstance(rate, torch.Tensor):
-            return rate_tensor(rate)
+            found = rate_tensor(rate)
+            self._recorded |= found is not rate
+            return found
         before = self._rates.get(group)
         if before is None or before[0] != rate:
             self._rates[group] = before = (rate, rate_tensor(rate))
+            self._recorded = True
         return before[1]
 
     def _write_back(
@@ -264,36 +268,21 @@ class CompiledStep:
     ) -> None:
         # From here on the devices work, and where they are the cores of this machine
         # they take them: little is left to do.
+        tensors = held.tensors
         for i, output in graph.kept:
-            held.tensors[i].data = results[output]
-        for i, output in graph.renewed:
-            held.slots[i].write(results[output])
+            tensors[i].data = results[output]
+        held.places.renew(graph.renewed, tensors, results)
         for slot, output in graph.added:
             slot.write(results[output])
         for parameter in self._state.with_gradients(graph.record.cleared):
             parameter.grad = None
-        self._left = self._leave(graph, held.view, results)
-        self._layouts.leave(self, held.view, self._left)
-
-    def _leave(
-        self, graph: StepGraph, before: View, results: Sequence[torch.Tensor]
-    ) -> View:
-        """What the state is now: first what there was, then what was added."""
-        if not graph.layouts:
+        if graph.layouts is None:
             _torch_xla.wait()
             outputs = list(graph.record.updated.values())
             texts = describe([results[i] for i in outputs])
             graph.layouts = dict(zip(outputs, texts, strict=True))
-        number = _torch_xla_graph.ids_of_results(results)
-        ids, versions = before.ids.copy(), before.versions.copy()
-        for i, output in graph.kept:  # `data` was assigned to, which torch counts not
-            ids[i] = number[output]
-        for i, output in graph.renewed:
-            ids[i], versions[i] = number[output], 0
-        for _, output in graph.added:
-            ids.append(number[output])
-            versions.append(0)
-        return View(ids, versions, graph.layouts_after(before.layouts))
+        self._left = graph.view_after(held.view, results)
+        self._note.take(held.view, self._left)
 
     def _result(
         self,
@@ -311,7 +300,14 @@ class CompiledStep:
             return source.value
 
         # State that is returned as well would be gone after the next call.
-        return rebuild(record, results, read, copy=_copy)
+        return rebuild(record, results, read, copy=self._copy)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy with a buffer of its own: a clone that waits for its turn has none."""
+        copy = tensor.clone()
+        _torch_xla_graph.execute([copy])
+        self._recorded = True
+        return copy
 
 
 def _drop(tensors: list[torch.Tensor]) -> None:
@@ -339,13 +335,6 @@ def _check_arrays(arguments: dict[str, Any]) -> None:
                     f"{type(leaf).__name__}, whose values would be baked in; give it "
                     f"to the devices with spmd.shard_batch(batch, mesh)"
                 )
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with a buffer of its own: a clone that waits for its turn has none."""
-    copy = tensor.clone()
-    _torch_xla_graph.execute([copy])
-    return copy
 
 
 def _layout(tensor: torch.Tensor) -> str | None:

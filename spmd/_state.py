@@ -6,6 +6,8 @@ Python object and get new data; gradients and optimizer state are replaced.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,8 @@ class Slot:
         write: Puts new data there.
         put: Puts this Python object there.
         keeps: Whether `write` keeps the Python object.
+        table: The table it is an entry of, where that stays the same one.
+        key: Of the entry.
     """
 
     name: str
@@ -38,6 +42,8 @@ class Slot:
     write: Callable[[torch.Tensor], None]
     put: Callable[[torch.Tensor], None]
     keeps: bool = False
+    table: dict[str, Any] | None = None
+    key: str = ""
 
 
 class StepState:
@@ -60,6 +66,7 @@ class StepState:
         self.extra = dict(extra)
         self.parameters: list[tuple[str, torch.Tensor]] = []
         self.modules: list[nn.Module] = []
+        self._settings: dict[int, _Settings] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -155,15 +162,19 @@ class StepState:
         present = bytes([p.grad is not None for _, p in self.parameters])
         trains = bytes([p.requires_grad for _, p in self.parameters])
         modes = bytes([m.training for m in self.modules])
-        groups: list[tuple[Any, ...]] = []
+        groups: tuple[Any, ...] = ()
         num_states = 0
         if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                kept = [k for k in group if k not in _SCHEDULED]
-                settings = [(k, _hashable(group[k])) for k in kept]
-                groups.append((("params", len(group["params"])), *settings))
+            groups = tuple(map(self._group_key, itertools.count(), self.groups))
             num_states = sum(map(len, self.optimizer.state.values()))
-        return (present, trains, modes, tuple(groups), num_states)
+        return (present, trains, modes, groups, num_states)
+
+    def _group_key(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        """What of a parameter group changes the graph."""
+        known = self._settings.get(index)
+        if known is None or not known.are_those_of(group):
+            self._settings[index] = known = _Settings.of(group)
+        return known.key
 
 
 KEY_WORDS = (
@@ -190,14 +201,58 @@ _SCHEDULED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Of a parameter group.
+
+    Attributes:
+        names: Of all its entries.
+        kept: Names of those that change the graph.
+        values: Theirs.
+        fixed: Whether none of the values can change in place.
+        num_parameters: How many parameters it has.
+        key: What is compared with the key of another group.
+    """
+
+    names: tuple[str, ...]
+    kept: tuple[str, ...]
+    values: tuple[Any, ...]
+    fixed: bool
+    num_parameters: int
+    key: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, group: dict[str, Any]) -> _Settings:
+        kept = tuple(k for k in group if k not in _SCHEDULED)
+        values = tuple(group[k] for k in kept)
+        texts = [_hashable(value) for value in values]
+        num = len(group["params"])
+        fixed = all(map(_is_hashable, values))
+        key = (("params", num), *zip(kept, texts, strict=True))
+        return cls(tuple(group), kept, values, fixed, num, key)
+
+    def are_those_of(self, group: dict[str, Any]) -> bool:
+        """Whether a group is sure to have the same key, without comparing values."""
+        return (
+            self.fixed
+            and self.names == tuple(group)
+            and self.num_parameters == len(group["params"])
+            and all(map(operator.is_, self.values, map(group.get, self.kept)))
+        )
+
+
 def _hashable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value))
+    return value if _is_hashable(value) else repr(value)
+
+
+def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
     except TypeError:
-        return repr(value)
-    return value
+        return False
+    return True
 
 
 def _keep(tensor: torch.Tensor) -> None:
@@ -223,7 +278,7 @@ def _in_table(name: str, table: dict[str, Any], key: str) -> Slot:
     def put(tensor: torch.Tensor) -> None:
         table[key] = tensor
 
-    return Slot(name, "buffer", lambda: table[key], write, put, True)
+    return Slot(name, "buffer", lambda: table[key], write, put, True, table, key)
 
 
 def _gradient(name: str, parameter: torch.Tensor) -> Slot:
@@ -262,5 +317,7 @@ def _optimizer_entry(
         table()[key] = tensor
 
     if held is not None:
-        return Slot(name, "optimizer", lambda: held[key], write, put)
+        return Slot(
+            name, "optimizer", lambda: held[key], write, put, table=held, key=key
+        )
     return Slot(name, "optimizer", read, write, put)

@@ -5,6 +5,7 @@ Like `_torch_xla`, written against torch_xla 2.9; nothing else may touch its int
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,9 @@ def settle(*, wait_for_it: bool = False) -> None:
         wait_for_it: Return when the devices are done. Before that, the sharding of
             what was computed is not known.
     """
-    if not wait_for_it and _num_recorded() == _settled_at:
+    global _settled_at
+    num = _num_recorded()
+    if not wait_for_it and num == _settled_at:
         return
     drawn_to = seed()
     torch_xla.sync(wait=wait_for_it, reset_scope=False)
@@ -58,13 +61,13 @@ def settle(*, wait_for_it: bool = False) -> None:
     seed_of_step = (seed() - _SEED_ADD) * pow(_SEED_MUL, -1, 2**64) % 2**64
     if seed_of_step == drawn_to % 2**64:
         set_seed(drawn_to)
+    # A sync looks at every tensor that is alive, even if there is nothing to do: until
+    # more is recorded the next `settle` is free.
+    _settled_at = num
 
 
 def mark_settled() -> None:
-    """Note that nothing is left to execute, so that the next `settle` is free.
-
-    A sync looks at every tensor that is alive, even if there is nothing to do.
-    """
+    """Note that what was recorded since the last `settle` is executed, or forgotten."""
     global _settled_at
     _settled_at = _num_recorded()
 
@@ -75,8 +78,15 @@ _HARMLESS = {"xla::detach_copy", "xla::_to_cpu"}
 
 def _num_recorded() -> int:
     """Operations recorded since the start, but for those that compute nothing."""
-    names = [n for n in metrics.counter_names() if n.startswith("xla::")]
-    return sum(metrics.counter_value(n) for n in names if n not in _HARMLESS)
+    global _counters
+    names = _XLAC._xla_counter_names()
+    if names != _counters[0]:  # an operation has a counter from its first use on
+        ours = [n for n in names if n.startswith("xla::") and n not in _HARMLESS]
+        _counters = names, ours
+    return sum(map(_XLAC._xla_counter_value, _counters[1]))
+
+
+_counters: tuple[list[str], list[str]] = [], []
 
 
 def handles(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -227,7 +237,7 @@ class GraphEvicted(RuntimeError):
 
 def forget_traced() -> None:
     """Drop every recorded operation without executing it."""
-    _XLAC._clear_pending_irs(str(device()))
+    _XLAC._clear_pending_irs(_device_name())
 
 
 def seed_tensor() -> torch.Tensor:
@@ -236,7 +246,7 @@ def seed_tensor() -> torch.Tensor:
     Returns:
         An int64 scalar on the device.
     """
-    return _XLAC._get_base_seed_as_tensor(str(device()))
+    return _XLAC._get_base_seed_as_tensor(_device_name())
 
 
 def advance_seed() -> None:
@@ -254,7 +264,7 @@ _SEED_ADD, _SEED_MUL = 1012031, 7012063
 
 def seed() -> int:
     """The random seed that the next executed graph draws from."""
-    return int(_XLAC._xla_get_rng_seed(str(device())))
+    return _XLAC._xla_get_rng_seed(_device_name())
 
 
 def set_seed(value: int) -> None:
@@ -263,7 +273,13 @@ def set_seed(value: int) -> None:
     Args:
         value: An integer modulo 2^64.
     """
-    _XLAC._xla_set_rng_seed(value % 2**64, str(device()))
+    _XLAC._xla_set_rng_seed(value % 2**64, _device_name())
+
+
+@functools.cache
+def _device_name() -> str:
+    """The one device that SPMD has."""
+    return str(device())
 
 
 def fallback_ops() -> Counter[str]:

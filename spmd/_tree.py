@@ -22,7 +22,9 @@ def named_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     Yields:
         Path such as ``['input_ids']`` or ``[0].logits``, and the leaf.
     """
-    if isinstance(tree, Mapping):
+    if isinstance(tree, torch.Tensor):  # first, since most leaves are
+        yield path, tree
+    elif isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from named_leaves(value, f"{path}[{key!r}]")
     elif isinstance(tree, list | tuple):

@@ -26,6 +26,7 @@ class Variants(Generic[V]):
     def __init__(self, max_graphs: int) -> None:
         self.max_graphs = max_graphs
         self._by_key: dict[Key, tuple[Any, V]] = {}
+        self._recent: tuple[Key, V] | None = None
 
     @property
     def num_graphs(self) -> int:
@@ -41,8 +42,13 @@ class Variants(Generic[V]):
         Returns:
             `None` where there is none yet.
         """
+        if self._recent is not None and self._recent[0] == key:  # quicker than a hash
+            return self._recent[1]
         found = self._by_key.get(key)
-        return None if found is None else found[1]
+        if found is None:
+            return None
+        self._recent = key, found[1]
+        return found[1]
 
     def same(self, identity: Any) -> V | None:
         """The variant with this graph, under whatever key.
@@ -64,6 +70,7 @@ class Variants(Generic[V]):
             variant: What to keep.
         """
         self._by_key[key] = (identity, variant)
+        self._recent = key, variant
 
     def drop(self, key: Key) -> None:
         """Forget a variant.
@@ -72,6 +79,7 @@ class Variants(Generic[V]):
             key: See `get`.
         """
         del self._by_key[key]
+        self._recent = None
 
     def announce(self, key: Key, identity: Any = None) -> None:
         """Say that the step is traced again, or refuse it.

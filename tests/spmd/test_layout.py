@@ -55,36 +55,50 @@ def test_layouts_are_found_and_remembered(monkeypatch):
 
 
 def test_what_a_step_left_is_not_asked_for():
-    layouts, tensors, step = Layouts(), state(), nn.Identity()
+    layouts, tensors = Layouts(), state()
     before, after = View.of(tensors), View.of(tensors)
     after.layouts = ("one", "two")
-    layouts.leave(step, before, after)
+    note = layouts.note()
+    note.take(before, after)
     assert layouts.of(tensors, stamps(tensors)) == ("one", "two")
 
 
 def test_what_a_step_found_is_gone_with_what_it_left():
     """Of many calls in a row only the first and the last view count."""
-    layouts, tensors, step = Layouts(), state(), nn.Identity()
+    layouts, tensors = Layouts(), state()
     found = View.of(tensors)
     found.layouts = ("old", "old")
-    layouts.leave(step, found, found)
+    note = layouts.note()
+    note.take(found, found)
     others = state()
     left = View.of(others)
     left.layouts = ("one", "two")
-    layouts.leave(step, View([1, 2], [0, 0], ("x", "x")), left)
+    note.take(View([1, 2], [0, 0], ("x", "x")), left)
     assert layouts.of(others, stamps(others)) == ("one", "two")
     assert set(layouts._known) == set(left.stamps)
     assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
 
 
 def test_what_a_dead_step_left_is_asked_for():
-    layouts, tensors, step = Layouts(), state(), nn.Identity()
+    layouts, tensors = Layouts(), state()
     view = View.of(tensors)
     view.layouts = ("one", "two")
-    layouts.leave(step, view, view)
-    del step
+    note = layouts.note()
+    note.take(view, view)
+    del note
     gc.collect()
     assert layouts.of(tensors, stamps(tensors)) == (SPLIT, WHOLE)
+
+
+def test_what_one_step_left_and_another_found_is_known_no_more():
+    layouts, tensors = Layouts(), state()
+    first, second = View.of(tensors), View([1, 2], [0, 0], ("x", "y"))
+    first.layouts = ("one", "two")
+    one, other = layouts.note(), layouts.note()
+    one.take(first, second)
+    other.take(second, first)  # as a step that undoes the other
+    assert layouts.of(tensors, stamps(tensors)) == ("one", "two")
+    assert one.left is other.left is None  # taken once
 
 
 def test_a_view_is_of_the_same_until_data_changes():

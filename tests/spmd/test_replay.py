@@ -397,6 +397,35 @@ def test_state_changed_between_calls_is_taken_up(change, synced):
     check_equal(list(found[1]), list(found[0]))
 
 
+def test_a_call_that_finds_what_the_last_left_looks_at_nothing(monkeypatch):
+    made = training(dropout=0.5)
+    step = step_of(made)
+    for batch in made.batches[:2]:
+        step(batch)
+    rates = iter((0.1, 0.2, 0.3))
+    monkeypatch.setattr(_torch_xla_graph.torch_xla, "sync", None)  # not called
+    monkeypatch.setattr(_torch_xla_graph, "layouts", None)
+    for batch in made.batches[1:]:
+        made.optimizer.param_groups[0]["lr"] = next(rates)
+        step(batch)
+
+
+def test_a_step_that_updates_nothing_does_not_wait(monkeypatch):
+    model = wrapped(mlp()).eval()
+
+    @torch.no_grad()
+    def evaluate(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)
+
+    step = spmd.compile_step(evaluate, model=model)
+    batch = batches(1)[0]
+    wanted = step(batch).cpu()
+    monkeypatch.setattr(spmd._torch_xla, "wait", None)  # not called
+    found = step(batch)
+    monkeypatch.undo()
+    check_equal(found.cpu(), wanted)
+
+
 def test_a_learning_rate_set_between_calls():
     made, lazy = training(), training()
     step = step_of(made)
@@ -613,6 +642,25 @@ def test_state_laid_out_otherwise_is_another_variant():
         found.append(replayed(x).item())
     found += [replayed(x).item(), replayed(x).item()]
     assert found == [64, 64, 128, 256] and replayed.num_graphs == 2
+
+
+def test_a_parameter_that_is_split_in_another_way_between_calls():
+    def split(made):
+        parameter = next(p for p in made.model.parameters() if p.ndim == 2)
+        known = spmd.get_sharding(parameter)
+        spmd.clear_sharding(parameter)
+        spmd.mark_sharding(parameter, known.mesh, known.spec[::-1])
+
+    made, lazy = training(), training()
+    step = step_of(made)
+    got = [step(made.batches[0]).item()]
+    split(made)
+    with pytest.warns(UserWarning, match="how a tensor of the state is laid out"):
+        got.append(step(made.batches[1]).item())
+    got.append(step(made.batches[2]).item())
+    assert step.num_graphs == 2
+    want = [row[0].item() for row in run_lazily(lazy, 3)]
+    assert got == pytest.approx(want, rel=1e-5)
 
 
 def test_two_steps_over_one_model_know_each_others_layouts():

@@ -185,6 +185,47 @@ def test_the_key_does_not_show_what_is_an_input_or_a_schedulers_note():
     assert made.key() == before
 
 
+def test_a_setting_that_changes_in_place_is_seen():
+    made = state()
+    assert made.optimizer is not None
+    (group,) = made.optimizer.param_groups
+    group["betas"] = [0.9, 0.99]
+    before = made.key()
+    assert made.key() == before
+    group["betas"][1] = 0.5
+    assert differing(before, made.key()) == ["optimizer hyperparameters"]
+
+
+def test_settings_of_other_groups_names_and_values_are_seen():
+    made = state()
+    assert made.optimizer is not None
+    (group,) = made.optimizer.param_groups
+    before = made.key()
+    group["eps"] = float(repr(group["eps"]))  # another object, the same number
+    assert made.key() == before
+    group["note"] = "new"
+    with_note = made.key()
+    assert differing(before, with_note) == ["optimizer hyperparameters"]
+    del group["note"]
+    assert made.key() == before
+    made.optimizer.add_param_group({"params": [nn.Parameter(on_device(2))]})
+    assert len(made.key()[3]) == 2
+    made.optimizer.param_groups.reverse()
+    assert made.key()[3] == made.key()[3] != before[3]
+
+
+def test_entries_of_tables_say_where_they_are():
+    made = state(extra=on_device(3))
+    for slot in made.slots(bound=True):
+        if slot.role in ("buffer", "optimizer"):
+            assert slot.table is not None and slot.table[slot.key] is slot.read()
+        else:
+            assert slot.table is None
+    assert made.optimizer is not None
+    unbound = [s for s in made.slots() if s.role == "optimizer"]
+    assert all(s.table is None for s in unbound)  # which loading replaces
+
+
 def test_groups_of_no_optimizer():
     assert StepState(None, None, {}).groups == []
     assert StepState(None, None, {}).tables() == ()

@@ -27,6 +27,18 @@ def test_keys_that_share_a_graph_count_once():
     assert variants.get(key(shape=(4, 2))) is variants.same("other") is None
     variants.drop(key())
     assert variants.get(key()) is None
+    assert variants.get(key(other=(("flag", True),))) == "one"
+
+
+def test_the_last_variant_is_that_of_its_key():
+    variants: Variants[str] = Variants(2)
+    variants.add(key(), "first", "one")
+    variants.add(key(shape=(4, 2)), "second", "two")
+    for _ in range(2):
+        assert variants.get(key()) == "one"
+        assert variants.get(key(shape=(4, 2))) == "two"
+    variants.add(key(shape=(4, 2)), "third", "three")
+    assert variants.get(key(shape=(4, 2))) == "three"
 
 
 def test_a_further_graph_is_announced_and_one_too_many_refused():
