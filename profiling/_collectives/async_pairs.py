@@ -1,10 +1,11 @@
 """Where each collective of a module starts and ends.
 
 Four forms: one instruction; an `x-start` and its `x-done`; a computation wrapped in
-`async-start` and `async-done`; and a TPU's async collective fusions, where one transfer
-appears in several fused computations, first with a custom call `AsyncCollectiveStart`,
-last with `AsyncCollectiveDone`, and in between as steps of other fusions, all on one
-channel.
+`async-start` and `async-done`, on a TPU's sparse cores by way of a `call` (which text
+has as `call-start` and `call-done`); and a TPU's async collective fusions, where one
+transfer appears in several fused computations, first with a custom call
+`AsyncCollectiveStart`, last with `AsyncCollectiveDone`, and in between as steps of
+other fusions, all on one channel.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from profiling._hlo.module import Computation, Instruction, Module
 from profiling._hlo.opcodes import COLLECTIVES
 
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+_ASYNC = frozenset(("async-start", "call-start"))
 _PASSES = frozenset(
     ("get-tuple-element", "bitcast", "copy", "reshape", "transpose", "convert")
 )
@@ -116,11 +118,18 @@ class _Holder:
 
 def _holders(module: Module) -> dict[str, _Holder]:
     found: dict[str, _Holder] = {}
+    calls: list[_Holder] = []
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode in ("fusion", "async-start"):
+            if instruction.opcode == "fusion" or instruction.opcode in _ASYNC:
                 for name in instruction.called:
                     found[name] = _Holder(instruction, computation)
+            elif instruction.opcode == "call":
+                calls.append(_Holder(instruction, computation))
+    for call in calls:  # one that is not wrapped runs what it holds
+        wrapper = found.get(call.computation.name)
+        if wrapper is not None and wrapper.instruction.opcode in _ASYNC:
+            found.update(dict.fromkeys(call.instruction.called, wrapper))
     return found
 
 
@@ -140,7 +149,7 @@ def _place(
     while outer.instruction.opcode == "fusion" and outer.computation.name in holders:
         outer = holders[outer.computation.name]
     done = outer.instruction
-    if done.opcode == "async-start":
+    if done.opcode in _ASYNC:
         done = _done(done, readers(outer.computation))
     return Found(
         kind, instruction, computation, outer.instruction, done, outer.computation
@@ -167,7 +176,7 @@ def _users(computation: Computation) -> dict[Instruction, list[Instruction]]:
             opcode = operand.opcode
             if (
                 opcode in _PASSES
-                or opcode.startswith("async-")
+                or opcode.startswith(("async-", "call-"))
                 or opcode.removesuffix("-done").removesuffix("-start") in _KINDS
             ):
                 found.setdefault(operand, []).append(instruction)

@@ -64,6 +64,45 @@ def test_a_fused_collective_alone() -> None:
     assert not found.is_split
 
 
+SPARSE = f"""
+called {{
+  p = f32[8] parameter(0)
+  ROOT g = {GATHER}
+}}, execution_thread="sparsecore"
+wrapped {{
+  q = f32[8] parameter(0)
+  ROOT c = f32[32] call(q), to_apply=called
+}}, execution_thread="sparsecore"
+"""
+
+
+@pytest.mark.parametrize(
+    ("opcode", "called"),
+    [("async", "calls=wrapped"), ("call", "to_apply=called")],
+    ids=["as bytes", "as text"],
+)
+def test_a_collective_on_sparse_cores(opcode: str, called: str) -> None:
+    """As libtpu compiles it for a v6e that offloads collectives."""
+    body = f"""
+x = f32[8] parameter(0)
+s = ((f32[8]), f32[32], u32[]) {opcode}-start(x), {called}
+ROOT d = f32[32] {opcode}-done(s)
+"""
+    before = SPARSE
+    if opcode == "call":  # text leaves the wrapper out
+        before = SPARSE.partition("wrapped {")[0]
+    ((found, _),) = find(entry(body, before=before))
+    assert (found.kind, found.instruction.name) == ("all-gather", "g")
+    assert (found.start.name, found.done and found.done.name) == ("s", "d")
+    assert found.is_split
+
+
+def test_a_call_that_is_not_wrapped_runs_what_it_holds() -> None:
+    body = "x = f32[8] parameter(0)\nROOT c = f32[32] call(x), to_apply=called"
+    ((found, _),) = find(entry(body, before=SPARSE.partition("wrapped {")[0]))
+    assert (found.start.name, found.done, found.is_split) == ("g", found.start, False)
+
+
 @pytest.mark.parametrize(
     ("opcode", "kind"),
     [
