@@ -19,7 +19,7 @@ from typing import Any
 from profiling._compiling.compiled import Compiled, Memory
 from profiling._targets.target import Target
 
-FORMAT = 1
+FORMAT = 2  # 1 had no warnings where the environment silenced them
 """Raised when the same key would mean something else, or a file has another form."""
 
 _JSON = "compiled.json"

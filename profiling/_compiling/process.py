@@ -26,6 +26,7 @@ _DROPPED = (
 _SET = {
     "JAX_PLATFORMS": "cpu",  # jax itself must look for no device
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is opened, so several may load it
+    "TF_CPP_MIN_LOG_LEVEL": "1",  # its warnings become findings, shown or not
     # libtpu writes warnings to a file in the temp folder unless told otherwise.
     "TPU_STDERR_LOG_LEVEL": "1",
     "TPU_MIN_LOG_LEVEL": "1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from profiling._collectives.collective import Collective
+from profiling._collectives.collective import Collective, Moved
 from profiling._findings.case import WEIGHTS, Case
 from profiling._findings.finding import Change, Finding, Fix
 from profiling._findings.reshards import spec_of
@@ -38,8 +38,7 @@ def _weights(case: Case) -> list[Finding]:
             c
             for c in case.schedule.collectives
             if c.role == "weight gather"
-            and any(m.tensor == value.name for m in c.moved)
-            and argument.dtype in c.dtype.split("+")
+            and any(m.tensor == value.name and _is(m, argument) for m in c.moved)
         ]
         casts = _casts(case, argument) if value.role in WEIGHTS and own else []
         if casts and value.spec is not None:
@@ -98,10 +97,14 @@ def _moved(case: Case, op: StepOp, given: Spec) -> list[Collective]:
     return [
         c
         for c in case.moving
-        if op.dtype in c.dtype.split("+")
-        and c.phase in (op.scope.phase, "")
-        and any(m.operand_bytes == size for m in c.moved)
+        if c.phase in (op.scope.phase, "")
+        and any(m.operand_bytes == size and _is(m, op) for m in c.moved)
     ]
+
+
+def _is(moved: Moved, op: StepOp) -> bool:
+    """Whether it is moved in its dtype; one collective may move several dtypes."""
+    return moved.shape.startswith(f"{op.dtype}[")
 
 
 def _spec_before(case: Case, op: StepOp) -> Spec | None:

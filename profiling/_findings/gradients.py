@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from profiling._collectives.collective import Collective
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
+from profiling._findings.reshards import spec_of
 from profiling._findings.sums import cost_of
 from profiling._findings.why import (
     over,
@@ -59,7 +60,10 @@ def _all_reduced(
     elif is_cpu:
         cause = "the CPU's compiler has no reduce-scatter: GPUs' and TPUs' do"
     else:
-        cause = "nothing says that its gradient is split as it is"
+        cause = (
+            "no annotation says so: the compiler sums it so of itself, as it does the "
+            "rows of a table that was looked up"
+        )
     cost = cost_of(list(dict.fromkeys(c for c, _ in found)))
     names = {v.name for v in values}
     cost["wire_bytes"] = sum(
@@ -68,10 +72,9 @@ def _all_reduced(
         for m in c.moved
         if m.tensor in names
     )
-    much = cost["wire_bytes"] >= _SHARE * max(1, case.schedule.wire_bytes)
     return Finding(
         kind="gradient-all-reduced",
-        severity="problem" if placed or (much and not is_cpu) else "note",
+        severity="problem" if placed else "note",
         where=several(pattern_of(v.name) for v in values),
         what=(
             f"the gradient of {several(v.name for v in values)} is summed whole on "
@@ -103,16 +106,15 @@ def _split(case: Case, values: Sequence[Value]) -> Fix:
     )
 
 
-_SHARE = 0.1
-"""Of the bytes on the wire, from which on it is a problem that nobody caused."""
-
-
 def _placed(case: Case, value: Value) -> list[StepOp]:
     """Annotations of a parameter's gradient that do not split it as the parameter."""
+    wanted = set(spec_axes(value.spec or ()))
     whole = [
         op
         for op in case.annotations
-        if op.shape == value.shape and op.sharding == "{replicated}"
+        if op.shape == value.shape
+        and (spec := spec_of(case, op)) is not None
+        and wanted - set(spec_axes(spec))
     ]
     gradients = weight_gradients(case, value) if whole else []
     return [op for op in whole if case.ops.behind(op) in gradients]

@@ -149,9 +149,10 @@ def mesh_fix(case: Case, mesh: Mesh, text: str) -> Fix | None:
     if mesh == case.mesh or mesh.shape == case.mesh.shape == (mesh.size,):
         return None
     for value in case.program.inputs:
-        spec = value.spec or ()
-        was_even = not uneven_dims(value.shape, case.mesh, spec)
-        if was_even and uneven_dims(value.shape, mesh, spec):
+        spec = value.spec  # None where nothing was said, so nothing is split
+        if spec is None or uneven_dims(value.shape, case.mesh, spec):
+            continue
+        if uneven_dims(value.shape, mesh, spec):
             return None
     return Fix(
         text=text,

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from profiling._collectives.collective import Collective
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
 from profiling._findings.reshards import between
@@ -25,6 +26,10 @@ _WARNING = re.compile(
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _LARGE = 1 << 20
+_ONLY_WARNED = (
+    "nothing of that size moves in the compiled step: it was a way that the "
+    "partitioner only weighed, or the compiler found another later"
+)
 
 
 def rematerialised(case: Case) -> list[Finding]:
@@ -60,9 +65,15 @@ def _finding(case: Case, text: str, match: re.Match[str]) -> Finding:
     own = [
         c
         for c in case.moving
-        if c.kind == "all-gather"
-        and any(m.operand_bytes * c.group_size == whole for m in c.moved)
+        if any(m.operand_bytes * _times(c) == whole for m in c.moved)
     ]
+    why = [
+        f"it is computed split {_words(given, match['given'])}",
+        f"what reads it wants it split {_words(wanted, match['wanted'])}",
+        "the partitioner knows no way between the two but through the whole",
+    ]
+    if not own:
+        why.append(_ONLY_WARNED)
     cost: dict[str, Any] = {}
     if own:
         cost = cost_of(own, module=scope.module, source=source)
@@ -74,22 +85,28 @@ def _finding(case: Case, text: str, match: re.Match[str]) -> Finding:
         }
     return Finding(
         kind="full-rematerialisation",
-        severity="problem" if whole >= _LARGE else "note",
+        severity="problem" if own and whole >= _LARGE else "note",
         where=op_name or match["name"],
         what=(
             f"{match['name']} [{', '.join(map(str, dims))}] is made whole on every "
             f"device ({bytes_text(whole)}) and cut again"
         ),
-        why=(
-            f"it is computed split {_words(given, match['given'])}",
-            f"what reads it wants it split {_words(wanted, match['wanted'])}",
-            "the partitioner knows no way between the two but through the whole",
-        ),
+        why=tuple(why),
         wanted=False,
         held_bytes=whole,
         fix=_fix(case, op_name, dims, given, wanted),
         **cost,
     )
+
+
+def _times(collective: Collective) -> int:
+    """How many of its operand make what it leaves on a device; 0 where that is less.
+
+    A whole is gathered, or added up from pieces that are padded with zeros.
+    """
+    if collective.kind == "all-gather":
+        return collective.group_size
+    return int(collective.kind == "all-reduce")
 
 
 def _spec(case: Case, text: str, ndim: int) -> Spec | None:

@@ -25,6 +25,9 @@ _AS_PLANNED = ("activation-gathered", "batch-replicated")
 """Kinds whose fix does what the specs ask for: worth offering where it saves memory or
 bytes, though it takes longer at this size of batch."""
 
+_FOR_TIME = ("tensor-across-hosts", "weights-across-hosts")
+"""Kinds that are a problem for the time that they take, and for nothing else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -158,7 +161,8 @@ class _Trial:
                 proven.append(dataclasses.replace(fix, proof=proof))
             else:
                 tried.append(f"{fix.text}: {_verdict(proof)}")
-                is_cheaper |= proof.gone and not proof.gains
+                is_slower = found.kind in _FOR_TIME and "time" not in proof.gains
+                is_cheaper |= proof.gone and (is_slower or not proof.gains)
         if proven:
             return found.with_fix(min(proven, key=_saved), tried=tuple(tried))
         found = found.with_fix(None, tried=tuple(tried))

@@ -7,12 +7,18 @@ from collections import defaultdict
 from profiling._collectives.collective import Collective, Moved
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
+from profiling._findings.micro_batches import num_micro_batches
 from profiling._findings.sums import cost_of
 from profiling._findings.why import over, parameter_code, pattern_of, several, spec_code
 from spmd._spec import Spec, SpecEntry, entry_axes
 
 _NEEDED = 2
 """Once forward, once backward."""
+
+_APART = (
+    "the uses read nothing of each other, as micro-batches: that each gathers it is "
+    "what keeps it split over the step, and memory decides which is better"
+)
 
 
 def weights_gathered_again(case: Case) -> list[Finding]:
@@ -22,7 +28,8 @@ def weights_gathered_again(case: Case) -> list[Finding]:
         case: The step.
 
     Returns:
-        One finding for each set of axes.
+        For each set of axes a problem for what is used by turns, and a note for what
+        each of several micro-batches uses by itself.
     """
     uses: dict[str, int] = defaultdict(int)
     for _, name in case.forward_dots:
@@ -39,10 +46,14 @@ def weights_gathered_again(case: Case) -> list[Finding]:
         for n, found in gathers.items()
         if len(found) > _NEEDED and uses[n] > 1 and _phases_repeat(found)
     }
-    by_axes: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    groups: dict[tuple[tuple[str, ...], bool], list[str]] = defaultdict(list)
     for name, found in again.items():
-        by_axes[found[0][0].axes].append(name)
-    return [_finding(case, axes, names, again, uses) for axes, names in by_axes.items()]
+        is_apart = num_micro_batches(case, name) == uses[name]
+        groups[found[0][0].axes, is_apart].append(name)
+    return [
+        _finding(case, axes, names, again, uses, is_apart)
+        for (axes, is_apart), names in groups.items()
+    ]
 
 
 def _phases_repeat(found: list[tuple[Collective, Moved]]) -> bool:
@@ -56,8 +67,16 @@ def _finding(
     names: list[str],
     again: dict[str, list[tuple[Collective, Moved]]],
     uses: dict[str, int],
+    is_apart: bool,
 ) -> Finding:
     first = names[0]
+    why = [
+        f"{first} is used {uses[first]} times in the forward pass",
+        f"nothing holds it whole in between, so it is gathered over {over(axes)} for "
+        f"each use",
+    ]
+    if is_apart:
+        why.append(_APART)
     whole = {n: without(case.values[n].spec or (), axes) for n in names}
     values = tuple((_argument(case, n), spec) for n, spec in whole.items())
     num = max(len(again[n]) for n in names)
@@ -66,14 +85,10 @@ def _finding(
     cost["wire_bytes"] = sum(m.wire_bytes for n in names for _, m in again[n])
     return Finding(
         kind="weight-gathered-again",
-        severity="problem",
+        severity="note" if is_apart else "problem",
         where=several(dict.fromkeys(pattern_of(n) for n in names)),
         what=f"{several(names)} is gathered {num} times in a step; once would do",
-        why=(
-            f"{first} is used {uses[first]} times in the forward pass",
-            f"nothing holds it whole in between, so it is gathered over {over(axes)} "
-            f"for each use",
-        ),
+        why=tuple(why),
         wanted=False,
         fix=Fix(
             text=f"gather {several(names)} once and use that; it then lives until its "

@@ -125,14 +125,17 @@ def test_flags_change_what_is_compiled(cache):
 def test_variables_of_this_process_change_nothing(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag")
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--no_such_flag")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")  # would hide what it warns of
     found = process.environment()
+    assert found["TF_CPP_MIN_LOG_LEVEL"] == "1"
     assert not {"XLA_FLAGS", "LIBTPU_INIT_ARGS"} & found.keys()
     assert found["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
 
 
 @pytest.mark.parametrize("target", ["cpu:8", "h100:1x8", "v5e:2x4"])
-def test_what_the_compiler_warns_of(target, cache):
+def test_what_the_compiler_warns_of(target, cache, monkeypatch):
     """From (b, a) on dim 0 to b and a on two dims: not without gathering it all."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")  # as our examples have it
 
     def step(x):
         return jnp.sin(x.reshape(64, 4, 16)) * 2

@@ -3,12 +3,15 @@
 from typing import get_args
 
 import pytest
+import torch
 
 import profiling
+import spmd
+from fsdpv2 import FSDPv2, MixedPrecision
 from profiling._findings.case import Case
 from profiling._findings.explain import explain
 from profiling._findings.finding import FINDING_KINDS, FindingKind
-from spmd import Program
+from spmd import Mesh, Program
 from spmd._program import MLIR_MAGIC
 from tests.profiling import finding_pages, traced_steps
 from tests.profiling.compilers import need
@@ -74,9 +77,41 @@ def test_layers_in_a_loop_or_computed_again(options):
     assert [f for f in explain(program, schedule) if f.is_problem] == []
 
 
-def test_hybrid_mesh_over_hosts_is_no_problem():
-    program = traced_steps.program_of("decoder", traced_steps.REPLICA)
+@pytest.mark.parametrize(
+    "mesh", [traced_steps.REPLICA, Mesh({"fsdp": 8, "replica": 2})], ids=repr
+)
+def test_copies_over_hosts_are_no_problem_in_either_order(mesh):
+    program = traced_steps.program_of("decoder", mesh)
     schedule = profiling.compile(program, need("h100:2x8"))
+    assert [f for f in explain(program, schedule) if f.is_problem] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "target"),
+    [(traced_steps.FSDP, "h100:1x8"), (traced_steps.REPLICA, "h100:2x8")],
+    ids=["fsdp", "replica"],
+)
+def test_micro_batches_in_mixed_precision(mesh, target):
+    wrapped = FSDPv2(
+        traced_steps.model_of("llama"),
+        mesh,
+        min_shard_elements=1,
+        auto_wrap_policy={"LlamaDecoderLayer"},
+        mixed_precision=MixedPrecision(),
+    )
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        for micro in wrapped.microbatches(batch, 2):
+            (wrapped(**micro)[0] / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ids = torch.empty(4 * mesh.size, traced_steps.SEQ, dtype=torch.int64, device="meta")
+    batch = {"input_ids": ids, "labels": ids}
+    program = spmd.trace(step, batch, model=wrapped, optimizer=optimizer, mesh=mesh)
+    schedule = profiling.compile(program, need(target))
     assert [f for f in explain(program, schedule) if f.is_problem] == []
 
 

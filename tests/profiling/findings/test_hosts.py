@@ -14,6 +14,7 @@ import spmd
 from profiling._findings.case import Case
 from profiling._findings.hosts import tensor_across_hosts, weights_across_hosts
 from profiling._findings.verify import figures
+from profiling._report.show_words import seconds_text
 from spmd import Mesh
 from tests.profiling import finding_pages
 from tests.profiling.compilers import need
@@ -130,6 +131,47 @@ def test_copies_are_put_between_hosts():
     assert found.fix.change.mesh == Mesh.hybrid(ici={"fsdp": 4}, dcn={"replica": 2})
     right = finding_pages.verified("weights-across-hosts").left
     assert "weights-across-hosts" not in {f.kind for f in right}
+
+
+def test_the_other_order_is_said_with_its_time():
+    found = finding_pages.finding("weights-across-hosts", after=True)
+    assert found.fix is not None and found.fix.proof is not None
+    after = found.fix.proof.after.step_s
+    assert after is not None
+    words = f"takes {seconds_text(after)} instead of"  # as a compile then gives
+    assert found.is_problem and words in found.why[-1]
+
+
+def test_an_order_that_is_no_slower_may_stay():
+    """Each card carries a piece of its own: the sum between hosts takes longer."""
+    case = compiled(rows=8192, fsdp=8, replica=2)
+    (found,) = weights_across_hosts(case)
+    assert found.severity == "note"
+    assert found.why[-1].endswith("too little to be sure of, or nothing")
+    assert not any(f.is_problem for f in profiling.explain(case.program, case.schedule))
+    (after,) = profiling.verify(case.program, case.schedule, [found]).findings
+    assert after.fix is None and after.severity == "note"
+    assert "more time" in after.tried[0] or "nothing gained" in after.tried[0]
+    blind = Case(case.program, dataclasses.replace(case.schedule, timeline=None))
+    (found,) = weights_across_hosts(blind)
+    assert found.severity == "note" and "without a timeline" in found.why[-1]
+
+
+def test_a_problem_whose_fix_takes_longer_becomes_a_note():
+    """Where the estimate is wrong, the compile says so."""
+    case = compiled(rows=8192, fsdp=8, replica=2)
+    (found,) = weights_across_hosts(case)
+    wrong = dataclasses.replace(found, severity="problem")
+    (after,) = profiling.verify(case.program, case.schedule, [wrong]).findings
+    assert after.fix is None and after.severity == "note"
+
+
+@pytest.mark.slow
+def test_layers_over_hosts_are_a_note_where_little_moves():
+    (found,) = tensor_across_hosts(compiled(rows=1024, tensor=2, fsdp=8))
+    assert found.severity == "note" and len(found.fixes) == 1
+    (found,) = tensor_across_hosts(compiled(rows=65536, tensor=2, fsdp=8))
+    assert found.is_problem
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """Arithmetic of meshes: what stays near, in which order, of which sizes."""
 
+import dataclasses
+
 import pytest
 
+from profiling._findings.case import Case
 from profiling._findings.meshes import (
     arranged,
     largest_near,
@@ -71,3 +74,11 @@ def test_a_mesh_that_pads_an_input_is_no_fix():
     assert mesh_fix(case, Mesh({"fsdp": 4, "tensor": 4}), "other sizes") is not None
     odd = Mesh({"fsdp": 3, "tensor": 5})
     assert mesh_fix(case, odd, "sizes that do not divide") is None
+
+
+def test_what_no_spec_names_is_padded_by_no_mesh():
+    program, schedule = finding_pages.compiled("tensor-across-hosts")
+    inputs = tuple(dataclasses.replace(v, spec=None) for v in program.inputs)
+    free = dataclasses.replace(program, inputs=inputs)
+    case = Case(free, dataclasses.replace(schedule, compiled=None))
+    assert mesh_fix(case, Mesh({"fsdp": 8, "tensor": 2}), "another order") is not None

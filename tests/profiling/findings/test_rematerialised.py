@@ -36,3 +36,17 @@ def test_other_warnings_and_unknown_shardings_are_no_trouble():
     (found,) = rematerialised(Case(program, odd))
     assert found.where == "a.1" and found.fix is None
     assert found.held_bytes == 2048 * 512 * 4
+
+
+def test_a_way_that_was_only_weighed_is_a_note():
+    """As XLA warned of in a decoder over fsdp and replica: nothing of 2 MiB moves."""
+    program, schedule = finding_pages.compiled("synchronous")
+    text = (
+        "[SPMD] Involuntary full rematerialization. The compiler cannot go from "
+        "sharding {devices=[8,1,1]<=[8]} to {devices=[1,1,8]<=[8]} efficiently for HLO "
+        "operation %fake_parameter.2 = f32[4,64,256]{2,1,0} parameter(2)"
+    )
+    odd = dataclasses.replace(schedule, warnings=(text,))
+    (found,) = rematerialised(Case(program, odd))
+    assert found.held_bytes == 32 * 64 * 256 * 4 >= 1 << 20
+    assert found.severity == "note" and "only weighed" in found.why[-1]
