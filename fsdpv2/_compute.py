@@ -14,6 +14,7 @@ from fsdpv2._precision import MixedPrecision
 from fsdpv2._reduce import reducing
 from fsdpv2._remat import Remat, rematerialised
 from fsdpv2._specs import AXIS
+from fsdpv2._unreduced import Keeper, active
 from fsdpv2._weights import cast, gathered
 
 UNIT = "_fsdp_unit"
@@ -46,7 +47,9 @@ def compute(
         What the module returns.
     """
     again = remat != "none" and torch.is_grad_enabled()
-    if not again and not gather and precision is None:
+    into = active()
+    replaced = again or gather or precision is not None
+    if not replaced and into is None:
         return call(*args, **kwargs)
     if precision is not None:
         args, kwargs = precision.cast_inputs_of((args, kwargs))
@@ -64,7 +67,8 @@ def compute(
             if again or gather:
                 used[name] = gathered(used[name], axis=AXIS)
             masters[used[name]] = tensor
-        with _instead(module, used), _reduced(precision, masters):
+        instead = _instead(module, used) if replaced else nullcontext()
+        with instead, _reduced(precision, masters, into):
             return call(*args, **kwargs)
 
     parameters = dict(module.named_parameters())
@@ -103,8 +107,13 @@ def _instead(
 
 
 def _reduced(
-    precision: MixedPrecision | None, masters: Mapping[torch.Tensor, torch.Tensor]
+    precision: MixedPrecision | None,
+    masters: Mapping[torch.Tensor, torch.Tensor],
+    into: Keeper | None,
 ) -> AbstractContextManager[Any]:
-    if precision is None or precision.reduce in (None, precision.compute):
+    dtype = None if precision is None else precision.reduce
+    if precision is not None and dtype == precision.compute:
+        dtype = None
+    if dtype is None and into is None:
         return nullcontext()
-    return reducing(masters, dtype=precision.reduce)
+    return reducing(masters, dtype=dtype, into=into)

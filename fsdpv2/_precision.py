@@ -21,7 +21,7 @@ class MixedPrecision:
         compute: What weights are gathered and used in.
         reduce: What gradients of linear layers and embeddings are reduced in (other
             layers': in what they compute). None: as `compute`, which halves the bytes
-            on the wire, but then accumulated gradients are reduced in every microbatch.
+            on the wire.
         param: What parameters, gradients and optimizer state are kept in: the master
             copy. None: as the model has them.
         output: What a wrapped module's output is cast to. None: it is left.

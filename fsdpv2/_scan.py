@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.utils import stateless
 
 from fsdpv2._scan_random import CountedDraws, check_same, draw_keys
+from fsdpv2._unreduced import InLoop, Keeper, Unreduced, active, unreduced
 from spmd import _torch_xla
 from spmd._mark import Annotation, get_sharding, remember
 from spmd._rebuild import leaves, rebuild
@@ -123,7 +125,9 @@ class _AllLayers:
                 out = first(_split(x, split), *args, **kwargs)
             return _checked(out, x, kind)
 
-        return _Scan.apply(run, kind, x, len(others), *others, *stacked)  # pyright: ignore[reportReturnType] - untyped in torch
+        owners = [[table[name] for table in tables] for name in names]
+        keep = _Keep(active(), owners)
+        return _Scan.apply(run, kind, keep, x, len(others), *others, *stacked)  # pyright: ignore[reportReturnType] - untyped in torch
 
 
 class _Scan(torch.autograd.Function):
@@ -134,6 +138,7 @@ class _Scan(torch.autograd.Function):
         ctx: Any,
         run: Any,
         kind: str,
+        keep: _Keep,
         x: torch.Tensor,
         num_others: int,
         *tensors: torch.Tensor,
@@ -152,6 +157,7 @@ class _Scan(torch.autograd.Function):
 
         (out, *_), (entered,) = loop(body, [x, *others], stacked, late=keys)
         ctx.run, ctx.kind, ctx.draws, ctx.keys = run, kind, draws, keys.values
+        ctx.keep = keep
         ctx.num_others, ctx.split = num_others, get_sharding(x)
         ctx.save_for_backward(entered, *tensors)
         return out
@@ -160,11 +166,13 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         entered, *tensors = ctx.saved_tensors
         others, stacked = tensors[: ctx.num_others], tensors[ctx.num_others :]
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[5:]
         of_others = [o for o, w in zip(others, wanted, strict=False) if w]
         learned = [i for i, w in enumerate(wanted[ctx.num_others :]) if w]
         run, count = ctx.run, len(of_others)
         marks = [get_sharding(t) for t in stacked]
+        in_loop = ctx.keep.of(learned)
+        plain: list[int] = []  # those whose gradient is no part, once it is known
 
         def body(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
             grad, *rest = carry
@@ -178,15 +186,22 @@ class _Scan(torch.autograd.Function):
             for one in chosen:
                 one.requires_grad_()
             again = CountedDraws(lambda: xs[-1], kind=ctx.kind)
-            with torch.enable_grad(), again:
+            with torch.enable_grad(), again, _kept_by(in_loop, weights):
                 out = run(x, given, weights)
             check_same(ctx.draws, again, kind=ctx.kind)
             asked = [x, *chosen, *(weights[i] for i in learned)]
             found = torch.autograd.grad(
-                out, asked, _split(grad, ctx.split), materialize_grads=True
+                out, asked, _split(grad, ctx.split), allow_unused=True
             )
-            added = [s + g for s, g in zip(sums, found[1:], strict=False)]
-            return [found[0], *added, *others], list(found[1 + count :])
+            parts = {} if in_loop is None else in_loop.parts
+            of_weights = dict(zip(learned, found[1 + count :], strict=True))
+            plain[:] = [
+                i for i, g in of_weights.items() if g is not None or i not in parts
+            ]
+            of_x, *of_chosen = map(_whole, found[: 1 + count], asked)
+            added = [s + g for s, g in zip(sums, of_chosen, strict=True)]
+            kept = [_whole(of_weights[i], weights[i]) for i in plain]
+            return [of_x, *added, *others], [*kept, *parts.values()]
 
         zeros = [torch.zeros_like(o) for o in of_others]
         (of_x, *rest), kept = loop(
@@ -195,11 +210,56 @@ class _Scan(torch.autograd.Function):
             [entered, *stacked, *ctx.keys],
             reverse=True,
         )
-        sums, by_weight = iter(rest[:count]), dict(zip(learned, kept, strict=True))
+        sums, by_weight = iter(rest[:count]), dict(zip(plain, kept, strict=False))
+        if in_loop is not None:
+            in_loop.hand_out(dict(zip(in_loop.parts, kept[len(plain) :], strict=True)))
         for i, value in by_weight.items():
             _split(value, marks[i])
         first = [next(sums) if w else None for w in wanted[: ctx.num_others]]
-        return None, None, of_x, None, *first, *map(by_weight.get, range(len(stacked)))
+        return (
+            None,
+            None,
+            None,
+            of_x,
+            None,
+            *first,
+            *map(by_weight.get, range(len(stacked))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """Where gradients are added up before they are reduced.
+
+    Attributes:
+        into: Where, or None.
+        owners: The weight of each layer, for each of the body's.
+    """
+
+    into: Keeper | None
+    owners: list[Tensors]
+
+    def of(self, learned: Sequence[int]) -> InLoop | None:
+        """For a backward pass, which may ask for the gradients of some of them."""
+        into = self.into
+        if not isinstance(into, Unreduced):
+            return None
+        table = {
+            i: self.owners[i] for i in learned if all(map(into.takes, self.owners[i]))
+        }
+        return InLoop(into, table)
+
+
+def _kept_by(
+    in_loop: InLoop | None, weights: Sequence[torch.Tensor]
+) -> AbstractContextManager[None]:
+    if in_loop is not None:
+        in_loop.enter(weights)
+    return unreduced(in_loop)
+
+
+def _whole(grad: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like) if grad is None else grad
 
 
 def _stacked(parts: Tensors, known: Annotation | None) -> torch.Tensor:

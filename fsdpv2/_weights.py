@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from spmd import _torch_xla
 from spmd._mark import get_sharding, remember
 from spmd._mesh import Mesh
-from spmd._spec import Spec
+from spmd._spec import Spec, entry_axes
 
 
 def gathered(tensor: torch.Tensor, *, axis: str) -> torch.Tensor:
@@ -29,7 +30,7 @@ def gathered(tensor: torch.Tensor, *, axis: str) -> torch.Tensor:
     known = get_sharding(tensor)
     if known is None or tensor.device.type != "xla":
         return tensor
-    spec = _without(known.spec, axis)
+    spec = without(known.spec, (axis,))
     if spec == known.spec:
         return tensor
     value: Any = _Gather.apply(tensor, known.mesh, spec)
@@ -69,13 +70,22 @@ class _Gather(torch.autograd.Function):
         return grads[0], None, None
 
 
-def _without(spec: Spec, axis: str) -> Spec:
-    """A spec with one axis taken out."""
+def without(spec: Spec, axes: Sequence[str]) -> Spec:
+    """A spec with axes taken out.
+
+    Args:
+        spec: Any spec.
+        axes: The axes.
+
+    Returns:
+        A spec of as many dims.
+
+    Example:
+        >>> without((("replica", "fsdp"), "tensor", "fsdp"), ("fsdp",))
+        ('replica', 'tensor', None)
+    """
     found: list[Any] = []
     for entry in spec:
-        if isinstance(entry, tuple):
-            left = tuple(a for a in entry if a != axis)
-            found.append(left if len(left) > 1 else (left[0] if left else None))
-        else:
-            found.append(None if entry == axis else entry)
+        left = tuple(a for a in entry_axes(entry) if a not in axes)
+        found.append(left if len(left) > 1 else (left[0] if left else None))
     return tuple(found)

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 import spmd
-from fsdpv2._microbatches import mark_gradients, microbatches
+from fsdpv2._microbatches import microbatches, num_rows
 from fsdpv2._nest import repeated_layers, wrap_children
 from fsdpv2._precision import as_precision, to_master
 from fsdpv2._remat import Remat, check_remat
 from fsdpv2._scan import scan_lists
 from fsdpv2._specs import AXIS, MIN_SHARD_ELEMENTS, batch_axes
 from fsdpv2._unit import ShardOutput, Unit, make_unit, unit_of
+from fsdpv2._unreduced import Unreduced, unreduced
 from spmd import Mesh, Plan
 from spmd._module import tie_again, tied_names, to_device
 
@@ -82,8 +83,10 @@ class FSDPv2(nn.Module):
         RuntimeError: SPMD mode cannot be switched on any more, see `spmd.init`.
     """
 
-    _awaited: int | None = None
-    """Microbatches still to come whose gradients are marked across copies, or None."""
+    _awaited: int = 0
+    """Microbatches still to come whose gradients are reduced with the others'."""
+    _unreduced: Unreduced | None = None
+    """Where their gradients are added up; from the last one on, the graph has it."""
 
     def __init__(
         self,
@@ -180,17 +183,18 @@ class FSDPv2(nn.Module):
             ValueError: Parameters on meta or the CPU, an input on the CPU, or a batch
                 smaller than the number of devices that split it.
         """
-        if self._awaited is not None and torch.is_grad_enabled():
-            self._expect_microbatch()
-        return self._unit.run(self, self.module, args, kwargs)
+        with self._microbatch():
+            return self._unit.run(self, self.module, args, kwargs)
 
-    def _expect_microbatch(self) -> None:
-        """Mark gradients as the weights again once those of the last ones are gone."""
-        assert self._awaited is not None
+    def _microbatch(self) -> contextlib.AbstractContextManager[None]:
+        """What the forward of a microbatch runs in; a nested unit does not count."""
+        if not self._awaited or not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        into = self._unreduced
         self._awaited -= 1
-        if self._awaited < 0 and all(p.grad is None for p in self.parameters()):
-            mark_gradients(self, self.batch_axes, once=False)
-            self._awaited = None
+        if not self._awaited:
+            self._unreduced = None
+        return unreduced(into)
 
     def _scan(self, layers: tuple[type[nn.Module], ...]) -> None:
         lists = scan_lists(self, layers)
@@ -228,27 +232,23 @@ class FSDPv2(nn.Module):
         yield
 
     def microbatches(
-        self, batch: Any, num_microbatches: int, *, across_copies: bool = False
+        self, batch: Any, num_microbatches: int, *, reduce_once: bool = True
     ) -> list[Any]:
         """Split a batch into several, each over all devices, to accumulate gradients.
 
-        Call ``backward()`` for each, and the optimizer once, in one step given to
-        `spmd.compile_step`: the GPU and TPU compilers then add up what each device has
-        and reduce it once, where gradients are reduced in the dtype in which they are
-        kept (`MixedPrecision.reduce`, float32). XLA's CPU compiler reduces each.
-
-        On a mesh with copies (an axis ``replica``, say) the GPU compiler scatters each
-        microbatch's gradients over ``fsdp`` and joins only the sums over copies, unless
-        `across_copies` is given. Leave it out for TPUs, whose compiler joins both: with
-        it, copies on other slices have each microbatch reduced.
+        Call the model and ``backward()`` for each, and the optimizer once, in one step
+        given to `spmd.compile_step`. Gradients of linear layers are then added up where
+        they are made and reduced once, after the last of them. Until then each device
+        has a whole gradient of them, in the dtype of the parameters. Those of other
+        layers are left to the compiler.
 
         Args:
             batch: Nested containers of tensors [batch, ...], split over `batch_axes`.
             num_microbatches: How many.
-            across_copies: Scatter the gradients of matrices over all `batch_axes` at
-                once, until they are zeroed. For GPUs; half the bytes of four
-                microbatches, but more of them between hosts, so compare the times.
-                Changes nothing where ``fsdp`` alone splits the batch.
+            reduce_once: If not, a gradient is reduced where it is made. Compilers for
+                GPUs and TPUs still join such reductions where ``fsdp`` alone splits the
+                batch, TPUs' also with copies (an axis ``replica``): inside one slice
+                they then scatter, where the sum at the end is a whole all-reduce.
 
         Returns:
             Batches of the same form: each device splits the rows that it has.
@@ -263,10 +263,13 @@ class FSDPv2(nn.Module):
             optimizer.step()
         """
         found = microbatches(batch, num_microbatches, self.mesh, axes=self.batch_axes)
-        once = across_copies and num_microbatches > 1
-        if once or self._awaited is not None:
-            mark_gradients(self, self.batch_axes, once=once)
-        self._awaited = num_microbatches if once else None
+        rows = num_rows(found[0]) if reduce_once and num_microbatches > 1 else 0
+        self._awaited = num_microbatches if rows else 0
+        self._unreduced = None
+        if rows:
+            self._unreduced = Unreduced(
+                self.mesh, self.batch_axes, rows=rows, num_passes=num_microbatches
+            )
         return found
 
     def train(self, mode: bool = True) -> FSDPv2:

@@ -1,0 +1,317 @@
+"""Gradients of microbatches that stay where they are made until the last one.
+
+Each device keeps what its own rows add to a weight's gradient, as an entry of
+[devices, *weight's shape] that is split over the axes of the batch: microbatches are
+added up and nothing moves. A weight's `grad` is the sum over the entries, split as the
+weight. It is made anew at the end of every backward pass; inside one graph the compiler
+drops all but the last, so each gradient is reduced once.
+
+    rows 0 1 | 2 3 on two devices, microbatches a and b of two rows
+    parts:  [a0, a2], then [a0 + b1, a2 + b3]   each entry on its device
+    grad:   a0 + b1 + a2 + b3                   one reduction
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from fsdpv2._weights import without
+from spmd import Annotation, Mesh, _torch_xla
+from spmd._mark import get_sharding, hook_of
+from spmd._planning import GRADIENT, noted
+from spmd._precise_dot import dot_module
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What a weight's gradient is made of.
+
+    Attributes:
+        weight: The weight.
+        parts: [devices, *shape], what each device has.
+        wire: What is reduced in.
+        grad: The weight's `grad` that was made of it, and of `rest`.
+        version: That of `grad` then: somebody wrote to it since if it has another.
+        rest: The part of the gradient that came another way, or None.
+    """
+
+    weight: torch.Tensor
+    parts: torch.Tensor
+    wire: torch.dtype
+    grad: torch.Tensor | None = None
+    version: int = 0
+    rest: torch.Tensor | None = None
+
+
+class Unreduced:
+    """Adds up gradients in parts, over the backward passes of some microbatches.
+
+    Args:
+        mesh: The mesh.
+        axes: Axes that split the batch, outermost first.
+        rows: Rows of a microbatch.
+        num_passes: Backward passes after which nothing is kept.
+    """
+
+    def __init__(
+        self, mesh: Mesh, axes: Sequence[str], *, rows: int, num_passes: int
+    ) -> None:
+        self._mesh = mesh
+        self._axes = tuple(a for a in axes if mesh.axis_size(a) > 1)
+        self._ways = mesh.axis_size(self._axes)
+        self._rows = rows
+        self._passes_left = num_passes
+        self._sums: dict[int, _Sum] = {}
+        # By backward pass, since one may run inside another, and fail.
+        self._found: dict[int, dict[int, tuple[_Sum, _Sum | None]]] = {}
+
+    def takes(self, weight: torch.Tensor, *values: torch.Tensor) -> bool:
+        """Whether this backward pass may keep a weight's gradient in parts.
+
+        Args:
+            weight: The weight.
+            *values: [rows, ...], from which the gradient is made.
+
+        Returns:
+            No where rows are not the batch's, or where the gradient goes elsewhere than
+            to the weight's `grad`, or is looked at on its way.
+        """
+        known = get_sharding(weight)
+        if known is None or known.mesh != self._mesh or self._ways == 1:
+            return False
+        if torch.is_grad_enabled():  # somebody wants the gradient's gradient
+            return False
+        return self.is_batch(*values) and _will_accumulate(weight)
+
+    def is_batch(self, *values: torch.Tensor) -> bool:
+        """Whether values have the batch's rows, and devices share these evenly.
+
+        Args:
+            *values: Any tensors.
+
+        Returns:
+            Yes for [rows, ...] and [rows * seq, columns].
+        """
+        return all(map(self._has_rows, values))
+
+    def _has_rows(self, value: torch.Tensor) -> bool:
+        if value.ndim < 2:
+            return False
+        rows = value.shape[0]
+        if rows != self._rows and (value.ndim > 2 or rows % self._rows):
+            return False
+        return rows > 0 and rows % self._ways == 0
+
+    def split(self, value: torch.Tensor) -> torch.Tensor:
+        """Rows by the device that has them.
+
+        Args:
+            value: [rows, ...].
+
+        Returns:
+            [devices, rows / devices, ...].
+        """
+        return value.reshape(self._ways, -1, *value.shape[1:])
+
+    def add(
+        self, weight: torch.Tensor, parts: torch.Tensor, *, wire: torch.dtype
+    ) -> None:
+        """Add to a weight's gradient, which `takes` allowed.
+
+        Args:
+            weight: The weight.
+            parts: [devices, *shape].
+            wire: What to reduce in.
+        """
+        task = torch._C._current_graph_task_id()
+        if task not in self._found:
+            self._found[task] = {}
+            end = functools.partial(self._end, task)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+        found = self._found[task]
+        if id(weight) not in found:
+            before = self._put_aside(weight)
+            found[id(weight)] = _Sum(weight, self.placed(weight, parts), wire), before
+        else:
+            one, _ = found[id(weight)]
+            one.parts = self.placed(weight, one.parts + parts)
+
+    def _put_aside(self, weight: torch.Tensor) -> _Sum | None:
+        """Leave in a weight's `grad` what is not in parts, and give the rest."""
+        before = self._sums.pop(id(weight), None)
+        if before is None or weight.grad is not before.grad:
+            return None
+        if before.grad is None or before.grad._version != before.version:
+            return None
+        weight.grad = before.rest
+        return before
+
+    def _end(self, task: int) -> None:
+        """Give weights the gradients of all passes so far."""
+        with torch.no_grad():
+            for one, before in self._found.pop(task).values():
+                weight = one.weight
+                if before is not None:
+                    one.parts = self.placed(weight, before.parts + one.parts)
+                one.rest, grad = weight.grad, self._reduced(one)
+                weight.grad = grad if one.rest is None else one.rest + grad
+                one.grad, one.version = weight.grad, weight.grad._version
+                self._sums[id(weight)] = one
+        self._passes_left -= 1
+        if self._passes_left <= 0:
+            self._sums.clear()
+
+    def placed(
+        self, weight: torch.Tensor, parts: torch.Tensor, *, lead: int = 0
+    ) -> torch.Tensor:
+        """Say that parts of a weight's gradient are where they are made.
+
+        Args:
+            weight: The weight.
+            parts: [..., devices, *shape].
+            lead: How many dims come first.
+
+        Returns:
+            The parts.
+        """
+        rest = without(_known(weight).spec, self._axes)
+        _torch_xla.mark(parts, self._mesh, (*[None] * lead, self._axes, *rest))
+        return parts
+
+    def _reduced(self, one: _Sum) -> torch.Tensor:
+        """The sum over devices, split as the weight.
+
+        It is a product with ones, since XLA's partitioner scatters a product over the
+        axes that split the weight and adds up that share over the others; of a plain
+        sum GPUs add up the whole over all devices. The TPU's compiler makes a sum of it
+        all the same, which it cuts in two itself where copies are on other slices. On
+        a device it has one term, of full precision.
+        """
+        known = _known(one.weight)
+        parts = one.parts.to(one.wire)
+        ones = torch.ones(self._ways, dtype=parts.dtype, device=parts.device)
+        shapes = tuple(ones.shape), tuple(parts.shape)
+        module = dot_module(*shapes, parts.dtype, ((0,), (0,), (), ()), "highest")
+        with noted(GRADIENT, one.weight, known.mesh, known.spec):
+            (value,) = _torch_xla.call_hlo("dot_general", [ones, parts], module)
+            _torch_xla.mark(value, known.mesh, known.spec)
+        return value.to(one.weight.dtype)
+
+
+def _known(weight: torch.Tensor) -> Annotation:
+    known = get_sharding(weight)
+    assert known is not None
+    return known
+
+
+def _will_accumulate(weight: torch.Tensor) -> bool:
+    """Whether a plain `backward()` is at work that adds to a weight's own `grad`.
+
+    No hook but ours may wait for the gradient, since none will come that way.
+    """
+    if not weight.is_leaf or weight._post_accumulate_grad_hooks:
+        return False
+    own = hook_of(weight)
+    if any(own is None or key != own.id for key in weight._backward_hooks or {}):
+        return False
+    node = torch.autograd.graph.get_gradient_edge(weight).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # `torch.autograd.grad` gives it to somebody else
+        return False
+
+
+class InLoop:
+    """Keeps parts of the gradients of a loop's weights, for the loop to hand out.
+
+    Args:
+        into: Where they are to be added up after the loop.
+        owners: The weight of each layer, for each of the body's that has them all in
+            parts, by its position.
+    """
+
+    def __init__(
+        self, into: Unreduced, owners: Mapping[int, Sequence[torch.Tensor]]
+    ) -> None:
+        self._into = into
+        self._owners = owners
+        self._positions: dict[int, int] = {}
+        self._wires: dict[int, torch.dtype] = {}
+        self.split = into.split
+        self.parts: dict[int, torch.Tensor] = {}
+        """[devices, *shape] of one run of the body, by position."""
+
+    def enter(self, weights: Sequence[torch.Tensor]) -> None:
+        """Say which tensors the body has for weights.
+
+        Args:
+            weights: Leaves, by position.
+        """
+        found = enumerate(weights)
+        self._positions = {id(w): i for i, w in found if i in self._owners}
+
+    def takes(self, weight: torch.Tensor, *values: torch.Tensor) -> bool:
+        """See `Unreduced.takes`."""
+        if torch.is_grad_enabled() or id(weight) not in self._positions:
+            return False
+        return self._into.is_batch(*values)
+
+    def add(
+        self, weight: torch.Tensor, parts: torch.Tensor, *, wire: torch.dtype
+    ) -> None:
+        """See `Unreduced.add`."""
+        i = self._positions[id(weight)]
+        if i in self.parts:
+            parts = self.parts[i] + parts
+        self.parts[i], self._wires[i] = self._into.placed(weight, parts), wire
+
+    def hand_out(self, stacks: Mapping[int, torch.Tensor]) -> None:
+        """Add to the gradients of all layers' weights.
+
+        Args:
+            stacks: [layers, devices, *shape], by position.
+        """
+        self.parts.clear()  # the body's values must not outlive it
+        for i, stack in stacks.items():
+            self._into.placed(self._owners[i][0], stack, lead=1)
+            for weight, parts in zip(self._owners[i], stack, strict=True):
+                self._into.add(weight, parts, wire=self._wires[i])
+
+
+Keeper = Unreduced | InLoop
+
+# A module variable, as where rows are split: a forward runs in one thread.
+_active: Keeper | None = None
+
+
+@contextmanager
+def unreduced(into: Keeper | None) -> Iterator[None]:
+    """Keep gradients of weights that are used inside in parts.
+
+    Args:
+        into: Where to.
+
+    Yields:
+        Nothing.
+    """
+    global _active
+    before = _active
+    _active = into
+    try:
+        yield
+    finally:
+        _active = before
+
+
+def active() -> Keeper | None:
+    """Where the gradients of weights that are used now are added up.
+
+    Returns:
+        None where each is reduced as it comes.
+    """
+    return _active if torch.is_grad_enabled() else None
