@@ -22,6 +22,7 @@ from fsdpv2._random import Drawn, KeepDraws, RepeatDraws
 from spmd import _torch_xla
 from spmd._mark import get_sharding, put
 from spmd._rebuild import leaves, rebuild
+from spmd._unwind import checkpoints_left
 
 Tensors = Mapping[str, torch.Tensor]
 Policy = Callable[..., CheckpointPolicy | bool]
@@ -107,12 +108,13 @@ def rematerialised(
     """
     region = _Region(call, args, kwargs, parameters, buffers, remat)
     # No arguments are passed on: torch would ask for a module torch.xla.
-    output = checkpoint(
-        region.run,
-        use_reentrant=False,
-        preserve_rng_state=False,
-        context_fn=region.contexts,
-    )
+    with checkpoints_left():
+        output = checkpoint(
+            region.run,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=region.contexts,
+        )
     for _, leaf in leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             leaf.register_hook(region.wait)

@@ -24,7 +24,6 @@ from fsdpv2._weights import without
 from spmd import Annotation, Mesh, _torch_xla
 from spmd._mark import get_sharding, hook_of
 from spmd._planning import GRADIENT, noted
-from spmd._precise_dot import dot_module
 
 
 @dataclass(slots=True)
@@ -192,6 +191,8 @@ class Unreduced:
         all the same, which it cuts in two itself where copies are on other slices. On
         a device it has one term, of full precision.
         """
+        from spmd._precise_dot import dot_module  # takes jax with it
+
         known = _known(one.weight)
         parts = one.parts.to(one.wire)
         ones = torch.ones(self._ways, dtype=parts.dtype, device=parts.device)

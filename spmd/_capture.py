@@ -34,6 +34,7 @@ from spmd._prime import tensor_factors
 from spmd._rebuild import rebuild
 from spmd._record import Recorded, describe
 from spmd._state import Slot, StepState
+from spmd._unwind import checkpoints_left, modes_held
 
 
 @contextmanager
@@ -114,12 +115,14 @@ def _tracing(
             if rate is not None:
                 group["lr"] = rate
         with ExitStack() as stack:
+            stack.enter_context(modes_held())
             stack.enter_context(tensor_factors())
             rows = rows_of((p for _, p in state.parameters), batch.values())
             stack.enter_context(preserving_in_trace(rows))
             packed = any("position_ids" in name for name in batch)
             stack.enter_context(without_hf_mask_read(packed=packed))
             stack.enter_context(refuse_host_reads())
+            stack.enter_context(checkpoints_left())  # before the modes above
             yield
     finally:
         for group, rate in given:

@@ -8,7 +8,6 @@ values of its own.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch_xla
 import torch_xla.core.xla_builder as xb
 
 from spmd._torch_xla_graph import seed
+from spmd._unwind import drop_values
 
 Tensors = list[torch.Tensor]
 _XLAC: Any = torch_xla._XLAC  # pyright: ignore[reportPrivateImportUsage] # the seam
@@ -79,18 +79,16 @@ def loop(
     """
     late = Late() if late is None else late
     with torch.no_grad():
-        twins = [_twin(t, 0) for t in carry], [_twin(t, 1) for t in xs]
         try:
-            out, kept = _run(body, twins, carry, late)
-        except Exception as error:  # which may be kept, with all that it saw
-            traceback.clear_frames(error.__traceback__)
+            recorded, kept = _recorded(body, carry, xs, late)
+        except BaseException as error:  # which may be kept, with all that it saw
+            drop_values(error)
             raise
-        recorded = _Body([*out, *kept], [*twins[0], *twins[1], *late.twins])
-        late.twins.clear()
         stacks = [*xs, *late.values]
         runs = stacks[0].shape[0]
         filled = [
-            torch.zeros(runs, *t.shape, dtype=t.dtype, device=t.device) for t in kept
+            torch.zeros(runs, *shape, dtype=dtype, device=carry[0].device)
+            for shape, dtype in kept
         ]
         found = _while(recorded, list(carry), stacks, filled, runs, reverse)
     return found[: len(carry)], found[len(carry) :]
@@ -170,18 +168,21 @@ def _computed(value: torch.Tensor) -> torch.Tensor:
     return value | False if value.dtype == torch.bool else value * 1
 
 
-def _run(
+def _recorded(
     body: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]],
-    twins: tuple[Tensors, Tensors],
     carry: Sequence[torch.Tensor],
+    xs: Sequence[torch.Tensor],
     late: Late,
-) -> tuple[Tensors, Tensors]:
-    """What the body makes of stand-ins."""
+) -> tuple[_Body, list[tuple[torch.Size, torch.dtype]]]:
+    """A body, run on stand-ins, and what it keeps of each run."""
+    twins = [_twin(t, 0) for t in carry], [_twin(t, 1) for t in xs]
     drawn_to = seed()
     out, kept = body(*([_computed(t) for t in some] for some in twins))
     _check_draws([drawn_to, *(s for pair in late.seeds for s in pair), seed()])
     _check_carried(carry, out)
-    return out, kept
+    recorded = _Body([*out, *kept], [*twins[0], *twins[1], *late.twins])
+    late.twins.clear()
+    return recorded, [(t.shape, t.dtype) for t in kept]
 
 
 def _check_draws(seeds: list[int]) -> None:

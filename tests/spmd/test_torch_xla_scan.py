@@ -72,15 +72,40 @@ def test_a_body_that_carries_on_something_else():
     del caught
 
 
-def test_nothing_of_a_body_that_failed_is_run():
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_nothing_of_a_body_that_failed_is_run(kind, wrapped):
     def inner(value):
         made = value * 2
-        raise RuntimeError(f"of {list(made.shape)}")
+        raise kind(f"of {list(made.shape)}")
 
     def body(carry, xs):
-        return [inner(carry[0])], []
+        if not wrapped:
+            return [inner(carry[0])], []
+        try:
+            return [inner(carry[0])], []
+        except kind as first:
+            raise ValueError("another") from first
 
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises((kind, ValueError)) as caught:
         loop(body, [torch.zeros(2).to("xla")], [on_device(4, 2)])
     sync()  # ran what was recorded and still held, and ended the process
-    assert str(caught.value) == "of [2]"
+    first = caught.value.__cause__ if wrapped else caught.value
+    assert str(first) == "of [2]"
+
+
+def test_nothing_of_a_body_that_cannot_be_recorded_is_run(monkeypatch):
+    def refused(*_):
+        raise RuntimeError("cannot be lowered")
+
+    monkeypatch.setattr(
+        "spmd._torch_xla_scan.xb.computation_from_module_proto", refused
+    )
+    with pytest.raises(RuntimeError, match="cannot be lowered") as caught:
+        loop(
+            lambda carry, xs: ([carry[0] * 2], [xs[0] * 3]),
+            [torch.zeros(2).to("xla")],
+            [on_device(4, 2)],
+        )
+    sync()  # as above
+    del caught
