@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spmd import checkpoint
+    from spmd._annotation import Annotation
     from spmd._auto_plan import auto_plan
     from spmd._batch import shard_batch
     from spmd._capture_checks import CaptureError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from spmd._hosts import data_rank
     from spmd._loader import ShardedLoader
     from spmd._mark import (
-        Annotation,
         clear_sharding,
         get_sharding,
         mark_sharding,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "PRESERVED": "_preserve",
-    "Annotation": "_mark",
+    "Annotation": "_annotation",
     "CaptureError": "_capture_checks",
     "CompiledStep": "_replay",
     "HloSharding": "_sharding",

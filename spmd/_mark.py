@@ -6,14 +6,12 @@ tensor for us, since XLA's form has lost the names of the axes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
+from spmd._annotation import ATTRIBUTE, Annotation, mark_of, remember
 from spmd._mesh import Mesh
 from spmd._planning import GRADIENT, is_planning, noted
 from spmd._runtime import device_types, num_devices
@@ -24,38 +22,7 @@ from spmd._warn import warn_user
 T = TypeVar("T", bound=torch.Tensor)
 GradSpec = Literal["same"] | Iterable[Any] | None
 
-_ATTRIBUTE = "_spmd_annotation"
 _warned: set[tuple[Any, ...]] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class Annotation:
-    """How one tensor is split.
-
-    Attributes:
-        mesh: The mesh.
-        spec: Normalised, one entry per dim.
-    """
-
-    mesh: Mesh
-    spec: Spec
-
-
-class _Mark:
-    """What a tensor carries: its annotation, and the hook on its gradient.
-
-    Pickles as an empty OrderedDict, which is no `_Mark`: a file holds values, not where
-    they were, and `torch.load` reads it without being told to trust this class.
-    """
-
-    __slots__ = ("annotation", "hook")
-
-    def __init__(self, annotation: Annotation, hook: RemovableHandle | None) -> None:
-        self.annotation = annotation
-        self.hook = hook
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return OrderedDict, ()
 
 
 def mark_sharding(
@@ -159,19 +126,6 @@ def get_sharding(tensor: torch.Tensor, mesh: Mesh | None = None) -> Annotation |
     return Annotation(mesh, from_hlo(sharding, mesh, ndim=tensor.ndim))
 
 
-def hook_of(tensor: torch.Tensor) -> RemovableHandle | None:
-    """The hook with which a tensor's gradient is marked.
-
-    Args:
-        tensor: Any tensor.
-
-    Returns:
-        None where it is not.
-    """
-    mark = _mark_of(tensor)
-    return None if mark is None else mark.hook
-
-
 def clear_sharding(tensor: T) -> T:
     """Take the annotation off a tensor, in place.
 
@@ -186,11 +140,11 @@ def clear_sharding(tensor: T) -> T:
 
         _unsplit(tensor)
         _torch_xla.clear(tensor)
-    mark = _mark_of(tensor)
+    mark = mark_of(tensor)
     if mark is not None and mark.hook is not None:
         mark.hook.remove()
-    if hasattr(tensor, _ATTRIBUTE):
-        delattr(tensor, _ATTRIBUTE)
+    if hasattr(tensor, ATTRIBUTE):
+        delattr(tensor, ATTRIBUTE)
     return tensor
 
 
@@ -215,31 +169,9 @@ def _describe(tensor: Any) -> str:
     return "tensor" if isinstance(tensor, torch.Tensor) else repr(tensor)[:80]
 
 
-def _mark_of(tensor: torch.Tensor) -> _Mark | None:
-    mark = getattr(tensor, _ATTRIBUTE, None)
-    return mark if isinstance(mark, _Mark) else None
-
-
 def _known(tensor: torch.Tensor) -> Annotation | None:
-    mark = _mark_of(tensor)
+    mark = mark_of(tensor)
     return None if mark is None else mark.annotation
-
-
-def remember(tensor: T, mesh: Mesh, spec: Spec) -> T:
-    """Keep an annotation that torch_xla was told of in another way.
-
-    Args:
-        tensor: Any tensor.
-        mesh: The mesh.
-        spec: A normalised spec.
-
-    Returns:
-        The same tensor.
-    """
-    mark = _mark_of(tensor)
-    hook = None if mark is None else mark.hook
-    setattr(tensor, _ATTRIBUTE, _Mark(Annotation(mesh, spec), hook))
-    return tensor
 
 
 def check_unmarked(tensor: torch.Tensor, mesh: Mesh, spec: Spec, label: str) -> None:
@@ -395,7 +327,7 @@ def mark_gradient(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> None:
         mesh: The mesh.
         spec: A normalised spec.
     """
-    known = _mark_of(tensor)
+    known = mark_of(tensor)
     assert known is not None
     if known.hook is not None:
         known.hook.remove()
