@@ -6,9 +6,8 @@ of that product. So the product must come out in the wanted dtype already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +15,19 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from fsdpv2._unreduced import Keeper
+from fsdpv2._unreduced_rows import (
+    How,
+    Lookup,
+    LookupRows,
+    Norm,
+    NormRows,
+    ScaledRows,
+    known_as,
+    summed,
+)
 from spmd import Annotation, _torch_xla
 from spmd._host_sums import added_up, parted
-from spmd._mark import get_sharding, remember
+from spmd._mark import get_sharding
 from spmd._planning import GRADIENT, noted
 from spmd._preserve_dot import Dims, dot
 
@@ -35,7 +44,7 @@ def reducing(
     Args:
         masters: The tensor that gets the gradient, by the one that is computed with.
         dtype: The dtype; None for the one that is computed in.
-        into: Where gradients of linear layers are added up before they are reduced.
+        into: Where gradients, those of norms too, are added up before they are reduced.
 
     Yields:
         Nothing.
@@ -66,8 +75,15 @@ class _Reducing(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear:
             return self._linear(*args, **kwargs)
-        if func is F.embedding and self._dtype is not None:
+        if func is F.embedding:
             return self._embedding(*args, **kwargs)
+        if self._into is not None:
+            if func is F.layer_norm:
+                return self._layer_norm(*args, **kwargs)
+            if func is F.rms_norm:
+                return self._rms_norm(*args, **kwargs)
+            if func in (torch.Tensor.mul, torch.mul) and len(args) == 2 and not kwargs:
+                return self._product(func, *args)
         return func(*args, **kwargs)
 
     def _linear(
@@ -76,7 +92,7 @@ class _Reducing(TorchFunctionMode):
         master = self._masters.get(id(weight))
         if master is None or not _fits(input, weight):
             return F.linear(input, weight, bias)
-        how = _How(self._dtype or input.dtype, self._into)
+        how = How(self._dtype or input.dtype, self._into)
         out = _Linear.apply(input, weight.detach(), master, how)
         if bias is None:
             return out
@@ -86,25 +102,81 @@ class _Reducing(TorchFunctionMode):
         return _Bias.apply(out, bias.detach(), known, how)
 
     def _embedding(
-        self, input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
     ) -> Any:
+        rest = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         master = self._masters.get(id(weight))
-        if master is None:
-            return F.embedding(input, weight, *args, **kwargs)
+        plain = max_norm is None and not scale_grad_by_freq and not sparse
+        keeps = self._into is not None and plain and weight.device.type == "xla"
+        if master is None or (self._dtype is None and not keeps):
+            return F.embedding(input, weight, *rest)
 
         def look_up(table: torch.Tensor) -> torch.Tensor:
-            return F.embedding(input, table, *args, **kwargs)
+            return F.embedding(input, table, *rest)
 
-        table = _as(weight, weight.detach())
-        return _LookUp.apply(look_up, table, master, self._dtype)
+        padding = -1 if padding_idx is None else padding_idx % len(weight)
+        table = known_as(weight, weight.detach())
+        lookup = Lookup(look_up, input, padding, self._dtype, keeps)
+        how = How(self._dtype or weight.dtype, self._into)
+        return LookupRows.apply(lookup, table, master, how)
 
+    def _layer_norm(
+        self,
+        input: torch.Tensor,
+        normalized_shape: Sequence[int],
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+    ) -> Any:
+        def call(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+            return F.layer_norm(x, normalized_shape, weight, bias, eps)
 
-def _as(known: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Let a table's values know how it is split: a lookup asks for that."""
-    annotation = get_sharding(known)
-    if annotation is not None:
-        remember(tensor, annotation.mesh, annotation.spec)
-    return tensor
+        norm = Norm(call, len(normalized_shape), widens=True)
+        return self._norm(norm, input, (weight, bias))
+
+    def _rms_norm(
+        self,
+        input: torch.Tensor,
+        normalized_shape: Sequence[int],
+        weight: Any = None,
+        eps: float | None = None,
+    ) -> Any:
+        def call(x: torch.Tensor, weight: Any, _: Any) -> torch.Tensor:
+            return F.rms_norm(x, normalized_shape, weight, eps)
+
+        # Without `eps` it depends on the dtype.
+        norm = Norm(call, len(normalized_shape), widens=eps is not None)
+        return self._norm(norm, input, (weight, None))
+
+    def _norm(
+        self, norm: Norm, input: torch.Tensor, weights: Sequence[torch.Tensor | None]
+    ) -> Any:
+        given = [w for w in weights if w is not None]
+        known = all(id(w) in self._masters and _fits(input, w) for w in given)
+        if not given or not known:
+            return norm.call(input, *weights)
+        masters = [None if w is None else self._masters[id(w)] for w in weights]
+        values = [None if w is None else w.detach() for w in weights]
+        how = How(self._dtype or input.dtype, self._into)
+        return NormRows.apply(norm, input, values, how, *masters)
+
+    def _product(self, func: Any, a: Any, b: Any) -> Any:
+        """A product with a weight, which norms of models' own end with."""
+        for weight, x in ((a, b), (b, a)):
+            master = self._masters.get(id(weight))
+            if master is None or not isinstance(x, torch.Tensor):
+                continue
+            if weight.ndim == 1 and _fits(x, weight) and len(weight) == x.shape[-1]:
+                how = How(self._dtype or x.dtype, self._into)
+                return ScaledRows.apply(x, weight.detach(), master, how)
+        return func(a, b)
 
 
 def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -112,43 +184,6 @@ def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
         return False
     same = input.dtype == weight.dtype and input.device.type == "xla"
     return same and input.ndim > 1
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How a weight's gradient is made.
-
-    Attributes:
-        dtype: What it is reduced in.
-        into: Where it is added up before, or None.
-    """
-
-    dtype: torch.dtype
-    into: Keeper | None
-
-    def keep(
-        self,
-        weight: torch.Tensor,
-        values: Sequence[torch.Tensor],
-        make: Callable[..., torch.Tensor],
-    ) -> bool:
-        """Add up a gradient in parts, if that may be.
-
-        Args:
-            weight: The weight that has it.
-            values: What it is made of, [rows, ...].
-            make: Makes parts of it in a dtype, [devices, *shape], from values as
-                [devices, rows / devices, ...].
-
-        Returns:
-            Whether it is added up; else it is to be made and reduced.
-        """
-        if self.into is None or not self.into.takes(weight, *values):
-            return False
-        kept = torch.promote_types(self.dtype, weight.dtype)
-        parts = make(*map(self.into.split, values), dtype=kept)
-        self.into.add(weight, parts, wire=self.dtype)
-        return True
 
 
 class _Linear(torch.autograd.Function):
@@ -160,7 +195,7 @@ class _Linear(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         master: torch.Tensor,
-        how: _How,
+        how: How,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.master, ctx.how = master, how
@@ -211,7 +246,7 @@ def _named(grad: torch.Tensor, known: Annotation | None) -> Any:
 class _Bias(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, bias: torch.Tensor, master: torch.Tensor, how: _How
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor, master: torch.Tensor, how: How
     ) -> torch.Tensor:
         ctx.master, ctx.how = master, how
         return x + bias
@@ -220,30 +255,6 @@ class _Bias(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         (grad,) = grads
         of_bias = None
-        if ctx.needs_input_grad[2] and not ctx.how.keep(ctx.master, (grad,), _sum):
+        if ctx.needs_input_grad[2] and not ctx.how.keep(ctx.master, (grad,), summed):
             of_bias = grad.sum(list(range(grad.ndim - 1)), dtype=ctx.how.dtype)
         return grad, None, of_bias, None
-
-
-def _sum(grad: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """[devices, ..., out] as [devices, out]."""
-    return grad.sum(list(range(1, grad.ndim - 1)), dtype=dtype)
-
-
-class _LookUp(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, look_up: Any, weight: torch.Tensor, master: Any, dtype: torch.dtype
-    ) -> torch.Tensor:
-        ctx.look_up = look_up
-        ctx.dtype = dtype
-        ctx.like = weight
-        return look_up(weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        table = _as(ctx.like, ctx.like.detach().to(ctx.dtype)).requires_grad_()
-        with torch.enable_grad():  # its value is not used, only what undoes it
-            rows = ctx.look_up(table)
-        (of_table,) = torch.autograd.grad(rows, table, grads[0].to(ctx.dtype))
-        return None, None, of_table, None

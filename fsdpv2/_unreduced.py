@@ -22,7 +22,9 @@ import torch
 
 from fsdpv2._weights import without
 from spmd import Annotation, Mesh, _torch_xla
-from spmd._mark import get_sharding, hook_of
+from spmd._annotation import hook_of
+from spmd._host_sums import Rows, added_up
+from spmd._mark import get_sharding
 from spmd._planning import GRADIENT, noted
 
 
@@ -33,6 +35,7 @@ class _Sum:
     Attributes:
         weight: The weight.
         parts: [devices, *shape], what each device has.
+        axes: Axes over which they are parts.
         wire: What is reduced in.
         grad: The weight's `grad` that was made of it, and of `rest`.
         version: That of `grad` then: somebody wrote to it since if it has another.
@@ -41,6 +44,7 @@ class _Sum:
 
     weight: torch.Tensor
     parts: torch.Tensor
+    axes: tuple[str, ...]
     wire: torch.dtype
     grad: torch.Tensor | None = None
     version: int = 0
@@ -69,23 +73,48 @@ class Unreduced:
         # By backward pass, since one may run inside another, and fail.
         self._found: dict[int, dict[int, tuple[_Sum, _Sum | None]]] = {}
 
-    def takes(self, weight: torch.Tensor, *values: torch.Tensor) -> bool:
+    def takes(
+        self,
+        weight: torch.Tensor,
+        *values: torch.Tensor,
+        axes: tuple[str, ...] | None = None,
+    ) -> bool:
         """Whether this backward pass may keep a weight's gradient in parts.
 
         Args:
             weight: The weight.
             *values: [rows, ...], from which the gradient is made.
+            axes: Axes over which they are parts; None for those of the batch.
 
         Returns:
-            No where rows are not the batch's, or where the gradient goes elsewhere than
-            to the weight's `grad`, or is looked at on its way.
+            No where rows are not the batch's, where the gradient goes elsewhere than
+            to the weight's `grad`, or is looked at on its way, and where this pass has
+            parts of it over other axes.
         """
         known = get_sharding(weight)
         if known is None or known.mesh != self._mesh or self._ways == 1:
             return False
         if torch.is_grad_enabled():  # somebody wants the gradient's gradient
             return False
+        found = self._found_now().get(id(weight))
+        if found is not None and found[0].axes != (axes or self._axes):
+            return False
         return self.is_batch(*values) and _will_accumulate(weight)
+
+    def has(self, weight: torch.Tensor) -> bool:
+        """Whether this backward pass has parts over all axes of the batch already.
+
+        Args:
+            weight: The weight.
+
+        Returns:
+            Yes for a table that is the last layer's weight too.
+        """
+        found = self._found_now().get(id(weight))
+        return found is not None and found[0].axes == self._axes
+
+    def _found_now(self) -> dict[int, tuple[_Sum, _Sum | None]]:
+        return self._found.get(torch._C._current_graph_task_id(), {})
 
     def is_batch(self, *values: torch.Tensor) -> bool:
         """Whether values have the batch's rows, and devices share these evenly.
@@ -118,7 +147,12 @@ class Unreduced:
         return value.reshape(self._ways, -1, *value.shape[1:])
 
     def add(
-        self, weight: torch.Tensor, parts: torch.Tensor, *, wire: torch.dtype
+        self,
+        weight: torch.Tensor,
+        parts: torch.Tensor,
+        *,
+        wire: torch.dtype,
+        axes: tuple[str, ...] | None = None,
     ) -> None:
         """Add to a weight's gradient, which `takes` allowed.
 
@@ -126,7 +160,9 @@ class Unreduced:
             weight: The weight.
             parts: [devices, *shape].
             wire: What to reduce in.
+            axes: Axes over which they are parts; None for those of the batch.
         """
+        axes = axes or self._axes
         task = torch._C._current_graph_task_id()
         if task not in self._found:
             self._found[task] = {}
@@ -134,16 +170,17 @@ class Unreduced:
             torch.autograd.Variable._execution_engine.queue_callback(end)
         found = self._found[task]
         if id(weight) not in found:
-            before = self._put_aside(weight)
-            found[id(weight)] = _Sum(weight, self.placed(weight, parts), wire), before
+            before = self._put_aside(weight, axes)
+            parts = self.placed(weight, parts, axes=axes)
+            found[id(weight)] = _Sum(weight, parts, axes, wire), before
         else:
             one, _ = found[id(weight)]
-            one.parts = self.placed(weight, one.parts + parts)
+            one.parts = self.placed(weight, one.parts + parts, axes=axes)
 
-    def _put_aside(self, weight: torch.Tensor) -> _Sum | None:
+    def _put_aside(self, weight: torch.Tensor, axes: tuple[str, ...]) -> _Sum | None:
         """Leave in a weight's `grad` what is not in parts, and give the rest."""
         before = self._sums.pop(id(weight), None)
-        if before is None or weight.grad is not before.grad:
+        if before is None or weight.grad is not before.grad or before.axes != axes:
             return None
         if before.grad is None or before.grad._version != before.version:
             return None
@@ -156,7 +193,8 @@ class Unreduced:
             for one, before in self._found.pop(task).values():
                 weight = one.weight
                 if before is not None:
-                    one.parts = self.placed(weight, before.parts + one.parts)
+                    parts = before.parts + one.parts
+                    one.parts = self.placed(weight, parts, axes=one.axes)
                 one.rest, grad = weight.grad, self._reduced(one)
                 weight.grad = grad if one.rest is None else one.rest + grad
                 one.grad, one.version = weight.grad, weight.grad._version
@@ -166,20 +204,28 @@ class Unreduced:
             self._sums.clear()
 
     def placed(
-        self, weight: torch.Tensor, parts: torch.Tensor, *, lead: int = 0
+        self,
+        weight: torch.Tensor,
+        parts: torch.Tensor,
+        *,
+        dim: int = 0,
+        axes: tuple[str, ...] | None = None,
     ) -> torch.Tensor:
         """Say that parts of a weight's gradient are where they are made.
 
         Args:
             weight: The weight.
-            parts: [..., devices, *shape].
-            lead: How many dims come first.
+            parts: The weight's shape with a dim of devices more.
+            dim: Which of its dims that is.
+            axes: Axes over which they are parts; None for those of the batch.
 
         Returns:
             The parts.
         """
-        rest = without(_known(weight).spec, self._axes)
-        _torch_xla.mark(parts, self._mesh, (*[None] * lead, self._axes, *rest))
+        axes = axes or self._axes
+        rest = without(_known(weight).spec, axes)
+        spec = (*rest[:dim], axes, *rest[dim:])
+        _torch_xla.mark(parts, self._mesh, spec)
         return parts
 
     def _reduced(self, one: _Sum) -> torch.Tensor:
@@ -195,11 +241,22 @@ class Unreduced:
 
         known = _known(one.weight)
         parts = one.parts.to(one.wire)
-        ones = torch.ones(self._ways, dtype=parts.dtype, device=parts.device)
+        hosts = Rows(known.mesh, one.axes).ways
+        if hosts > 1 and without(known.spec, one.axes) == known.spec:
+            return self._hosts_last(one, parts, hosts)
+        ones = torch.ones(len(parts), dtype=parts.dtype, device=parts.device)
         shapes = tuple(ones.shape), tuple(parts.shape)
         module = dot_module(*shapes, parts.dtype, ((0,), (0,), (), ()), "highest")
         with noted(GRADIENT, one.weight, known.mesh, known.spec):
             (value,) = _torch_xla.call_hlo("dot_general", [ones, parts], module)
+            _torch_xla.mark(value, known.mesh, known.spec)
+        return value.to(one.weight.dtype)
+
+    def _hosts_last(self, one: _Sum, parts: torch.Tensor, hosts: int) -> torch.Tensor:
+        """The sum of what is not split: inside each host first, then between hosts."""
+        known = _known(one.weight)
+        with noted(GRADIENT, one.weight, known.mesh, known.spec):
+            value = added_up(parts.unflatten(0, (hosts, -1)).sum(1))
             _torch_xla.mark(value, known.mesh, known.spec)
         return value.to(one.weight.dtype)
 
@@ -232,13 +289,11 @@ class InLoop:
 
     Args:
         into: Where they are to be added up after the loop.
-        owners: The weight of each layer, for each of the body's that has them all in
-            parts, by its position.
+        owners: The stack [layers, *shape] of each of the body's weights that has its
+            gradient in parts, by position.
     """
 
-    def __init__(
-        self, into: Unreduced, owners: Mapping[int, Sequence[torch.Tensor]]
-    ) -> None:
+    def __init__(self, into: Unreduced, owners: Mapping[int, torch.Tensor]) -> None:
         self._into = into
         self._owners = owners
         self._positions: dict[int, int] = {}
@@ -256,14 +311,28 @@ class InLoop:
         found = enumerate(weights)
         self._positions = {id(w): i for i, w in found if i in self._owners}
 
-    def takes(self, weight: torch.Tensor, *values: torch.Tensor) -> bool:
-        """See `Unreduced.takes`."""
+    def takes(
+        self,
+        weight: torch.Tensor,
+        *values: torch.Tensor,
+        axes: tuple[str, ...] | None = None,
+    ) -> bool:
+        """See `Unreduced.takes`; over axes of the batch alone."""
         if torch.is_grad_enabled() or id(weight) not in self._positions:
             return False
-        return self._into.is_batch(*values)
+        return axes is None and self._into.is_batch(*values)
+
+    def has(self, weight: torch.Tensor) -> bool:
+        """See `Unreduced.has`."""
+        return id(weight) in self._positions
 
     def add(
-        self, weight: torch.Tensor, parts: torch.Tensor, *, wire: torch.dtype
+        self,
+        weight: torch.Tensor,
+        parts: torch.Tensor,
+        *,
+        wire: torch.dtype,
+        axes: tuple[str, ...] | None = None,
     ) -> None:
         """See `Unreduced.add`."""
         i = self._positions[id(weight)]
@@ -272,16 +341,16 @@ class InLoop:
         self.parts[i], self._wires[i] = self._into.placed(weight, parts), wire
 
     def hand_out(self, stacks: Mapping[int, torch.Tensor]) -> None:
-        """Add to the gradients of all layers' weights.
+        """Add to the gradients of the stacks.
 
         Args:
             stacks: [layers, devices, *shape], by position.
         """
         self.parts.clear()  # the body's values must not outlive it
         for i, stack in stacks.items():
-            self._into.placed(self._owners[i][0], stack, lead=1)
-            for weight, parts in zip(self._owners[i], stack, strict=True):
-                self._into.add(weight, parts, wire=self._wires[i])
+            weight = self._owners[i]
+            parts = self._into.placed(weight, stack, dim=1).transpose(0, 1)
+            self._into.add(weight, parts, wire=self._wires[i])
 
 
 Keeper = Unreduced | InLoop

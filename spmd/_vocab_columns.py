@@ -132,10 +132,8 @@ class _ColumnLookup(torch.autograd.Function):
         exchange = ctx.exchange
         if ctx.padding_idx >= 0:
             grad = grad.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
-        grad = marked(_in_two(grad, exchange), exchange.mesh, exchange.rows)
-        grad = marked(_again(grad), exchange.mesh, exchange.columns)
+        at, grad = exchanged(indices, grad, exchange)
         table = grad.new_zeros(ctx.num_rows, grad.shape[-1])
-        at = _everyones(indices, exchange)
         return table.index_put((at,), grad, accumulate=True), None, None, None
 
 
@@ -166,6 +164,25 @@ class _GatheredLookup(torch.autograd.Function):
         table = table.index_put((indices,), grad, accumulate=True)
         table = marked(table, exchange.mesh, (None, None))  # a sum over devices
         return marked(_again(table), exchange.mesh, exchange.table), None, None, None
+
+
+def exchanged(
+    indices: torch.Tensor, grad: torch.Tensor, exchange: Exchange
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a gradient adds to the columns that a device has.
+
+    Args:
+        indices: Ids [batch, ...].
+        grad: [batch, ..., columns].
+        exchange: From `exchange_of`.
+
+    Returns:
+        Ids [outer, inner, ...] and the gradient [outer, inner, ..., columns], the batch
+        split on the outer axes alone.
+    """
+    grad = marked(_in_two(grad, exchange), exchange.mesh, exchange.rows)
+    grad = marked(_again(grad), exchange.mesh, exchange.columns)
+    return _everyones(indices, exchange), grad
 
 
 def _in_two(tensor: torch.Tensor, exchange: Exchange) -> torch.Tensor:
