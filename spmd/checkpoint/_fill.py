@@ -21,7 +21,6 @@ def fill_place(
     place: Place,
     source: Source,
     *,
-    key: str | None = None,
     assign: bool = False,
     device: str = "cpu",
     elsewhere: Mapping[int, Refill] | None = None,
@@ -31,8 +30,7 @@ def fill_place(
 
     Args:
         place: The tensor.
-        source: Where its values are.
-        key: What the source calls it; None for the key of the place.
+        source: Where its values are, under the key of the place.
         assign: Take the source's dtype, too.
         device: Where a tensor on meta goes: ``"xla"``, ``"cpu"``, or ``"jax"``: into
             jax's devices, with a promise, if it is split, else to the CPU.
@@ -40,7 +38,7 @@ def fill_place(
         advance: Called with the number of bytes that were read.
     """
     tensor = place.read()
-    key = place.key if key is None else key
+    key = place.key
     refill = (elsewhere or {}).get(id(tensor))
     if refill is not None:
         refill(source, key, advance)

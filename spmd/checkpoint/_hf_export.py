@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from spmd._runtime import runtime
 from spmd.checkpoint import _background, _jax_values
 from spmd.checkpoint._folder import Folder, folder_at
 from spmd.checkpoint._hf_names import Group, tied_targets, to_files, unwrapped
-from spmd.checkpoint._pieces import pieces_by_name
+from spmd.checkpoint._parts import Part, holdings_of, saved_aliases
 from spmd.checkpoint._places import Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
 from spmd.checkpoint._promised import promised_values
@@ -96,27 +97,24 @@ class _Weights:
     def __init__(self, model: nn.Module, team: Team) -> None:
         places = Places.of(model_places(model, ""))
         inner = unwrapped(model)
-        left_out = tied_targets(inner)
-        self._tensors: dict[str, torch.Tensor] = {}  # hollow where it is in pieces
-        self._held: dict[str, torch.Tensor] = {}
-        self._pieces = pieces_by_name(model)
-        for place in places.first:
-            names = [
-                place.key,
-                *(a for a, k in places.aliases.items() if k == place.key),
-            ]
-            kept = next((n for n in names if n not in left_out), names[0])
-            tensor = self._held[kept] = place.read()
-            piece = self._pieces.get(kept)
-            if piece is not None:
-                kept, dtype = piece.whole, tensor.dtype
-                tensor = torch.empty(piece.whole_shape, dtype=dtype, device="meta")
-            self._tensors[kept] = tensor
+        left_out, holdings = tied_targets(inner), holdings_of(model)
+        aliases = saved_aliases(places.aliases, holdings)
+        self._parts: dict[str, list[tuple[torch.Tensor, Part | None]]] = {}
+        self._tensors: dict[str, torch.Tensor] = {}  # hollow where it is in parts
+        held = [place.read() for place in places.first]
+        for place, tensor in zip(places.first, held, strict=True):
+            holding = holdings.get(place.key)
+            for part in [None] if holding is None else holding.parts:
+                name = place.key if part is None else part.saved
+                names = [name, *(a for a, k in aliases.items() if k == name)]
+                kept = next((n for n in names if n not in left_out), name)
+                self._parts.setdefault(kept, []).append((tensor, part))
+                self._tensors[kept] = tensor if part is None else _hollow(tensor, part)
         several = team.count > 1
         values = _jax_values.gathered if several else _jax_values.elsewhere
-        promised = promised_values(self._held.values(), whole=several)
+        promised = promised_values(held, whole=several)
         self._elsewhere = {**promised, **values(model)}
-        if any(t.device.type == "xla" for t in self._held.values()):
+        if any(t.device.type == "xla" for t in held):
             from spmd import _torch_xla_graph
 
             _torch_xla_graph.settle(wait_for_it=True)
@@ -124,8 +122,10 @@ class _Weights:
         self._made: dict[str, torch.Tensor] = {}
         self._group_of: dict[str, Group] = {}
         for group in to_files(inner, self._tensors):
-            held = {n: self._tensors[n] for n in group.names}
-            hollow = {n: torch.empty_like(t, device="meta") for n, t in held.items()}
+            hollow = {
+                n: torch.empty_like(self._tensors[n], device="meta")
+                for n in group.names
+            }
             for name, tensor in _converted(group, hollow).items():
                 self._group_of[name] = group
                 dtype = str(tensor.dtype).removeprefix("torch.")
@@ -139,23 +139,42 @@ class _Weights:
         return self._made.pop(name)
 
     def _whole(self, name: str) -> torch.Tensor:
-        parts = [(n, p.dim) for n, p in self._pieces.items() if p.whole == name]
-        if not parts:
-            return self._one(name)
-        return torch.cat([self._one(n) for n, _ in parts], parts[0][1])
+        parts = self._parts[name]
+        first, whole = parts[0][1], None
+        for tensor, part in parts:
+            value = self._one(name, tensor, None if part is None else part.row)
+            if first is None or tuple(value.shape) == first.saved_shape:
+                return value
+            assert part is not None
+            if whole is None:
+                whole = torch.empty(first.saved_shape, dtype=value.dtype)
+            _put(whole, part.start, value)
+        assert whole is not None
+        return whole
 
-    def _one(self, name: str) -> torch.Tensor:
-        tensor = self._held[name]
+    def _one(self, name: str, tensor: torch.Tensor, row: int | None) -> torch.Tensor:
+        """A held tensor, or one row of it, on the host."""
         read = self._elsewhere.get(id(tensor))
         whole = None
-        for box in boxes(name, tensor, Team(), read=read):
+        for box in boxes(name, tensor, Team(), read=read, row=row):
             if tuple(box.data.shape) == box.shape:
                 return box.data
             if whole is None:
                 whole = torch.empty(box.shape, dtype=box.data.dtype)
-            ends = zip(box.offset, box.data.shape, strict=True)
-            whole[tuple(slice(o, o + n) for o, n in ends)] = box.data
-        return torch.empty(tensor.shape, dtype=tensor.dtype) if whole is None else whole
+            _put(whole, box.offset, box.data)
+        if whole is None:
+            shape = tensor.shape if row is None else tensor.shape[1:]
+            return torch.empty(shape, dtype=tensor.dtype)
+        return whole
+
+
+def _hollow(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    return torch.empty(part.saved_shape, dtype=tensor.dtype, device="meta")
+
+
+def _put(whole: torch.Tensor, offset: Sequence[int], data: torch.Tensor) -> None:
+    ends = zip(offset, data.shape, strict=True)
+    whole[tuple(slice(o, o + n) for o, n in ends)] = data
 
 
 def _converted(

@@ -19,8 +19,9 @@ from spmd.checkpoint._dcp import Region
 from spmd.checkpoint._fill import fill_place, target_device
 from spmd.checkpoint._folder import folder_at
 from spmd.checkpoint._hf_names import Group, to_model, unwrapped
-from spmd.checkpoint._match import match
-from spmd.checkpoint._pieces import seen_by
+from spmd.checkpoint._match import matched
+from spmd.checkpoint._parts import Holdings, holdings_of, names_of
+from spmd.checkpoint._parts_source import PartsSource
 from spmd.checkpoint._places import Place, Places, model_places
 from spmd.checkpoint._progress import progress as progress_bar
 from spmd.checkpoint._promised import keep_on_use
@@ -72,28 +73,23 @@ def from_hf(
     if mesh is not None:
         _jax_values.bring_back(model)
         _annotate(model, mesh, plan)
-    weights = seen_by(model, _Converted(source, groups), prefix="")
-    places = Places.of(model_places(model, ""))
-    found = match(
-        {place.key: tuple(place.read().shape) for place in places.first},
-        places.aliases,
-        weights.kinds,
-        where=source.url,
-        strict=strict,
-    )
+    converted = _Converted(source, groups)
+    places, holdings = Places.of(model_places(model, "")), holdings_of(model)
+    kinds = converted.kinds
+    found = matched(places, holdings, kinds, where=source.url, strict=strict).found
+    weights = PartsSource(converted, holdings, found)
+    if weights.partly:
+        _jax_values.bring_back(model)
+    weights.keep(model, places.first)
     elsewhere = _jax_values.refills(model)
     device = target_device(place.read() for place in places.first)
     total = sum(map(num_bytes, source.kinds.values()))
     with progress_bar(f"loading {source.url}", total, progress) as advance:
-        for place in _in_groups(places, found.found, weights):
-            key = found.found[place.key]
+        order = {key: i for i, key in enumerate(kinds)}
+        turns = {name: order[key] for name, key in found.items()}
+        for place in _in_groups(places, holdings, turns):
             fill_place(
-                place,
-                weights,
-                key=key,
-                device=device,
-                elsewhere=elsewhere,
-                advance=advance,
+                place, weights, device=device, elsewhere=elsewhere, advance=advance
             )
     keep_on_use(model)
     return to_device(model) if device == "xla" and not elsewhere else model
@@ -111,12 +107,21 @@ def _annotate(model: nn.Module, mesh: Mesh, plan: Plan | None) -> None:
 
 
 def _in_groups(
-    places: Places, found: Mapping[str, str], weights: Source
+    places: Places, holdings: Holdings, turns: Mapping[str, int]
 ) -> list[Place]:
-    """Places in the order in which the files have them: a group's one after another."""
-    order = {key: i for i, key in enumerate(weights.kinds)}
-    known = [place for place in places.first if place.key in found]
-    return sorted(known, key=lambda place: order[found[place.key]])
+    """Places in the order in which the files have them: a group's one after another.
+
+    Args:
+        places: Of the model.
+        holdings: What of them is held otherwise.
+        turns: Where the files have each saved tensor; those that they lack are missing.
+    """
+    found = {}
+    for place in places.first:
+        known = [turns[n] for n in names_of(place.key, holdings) if n in turns]
+        if known:
+            found[min(known), place.key] = place
+    return [found[key] for key in sorted(found)]
 
 
 @final

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from spmd.checkpoint._read import Advance
-from spmd.checkpoint._shards import Reader
+from spmd.checkpoint._shards import Offsets, Reader
 from spmd.checkpoint._source import Source
 from spmd.checkpoint._team import Team, current_team
 
 if TYPE_CHECKING:
+    from spmd._device_array import DeviceArray
     from spmd._jax_step import JaxStep
 
 Refill = Callable[[Source, str, Advance], None]
@@ -55,7 +56,7 @@ def gathered(*modules: nn.Module) -> dict[int, Reader]:
         arrays, waiting = step.arrays() or {}, step.waiting()
         for name, tensor in _hollow(step).items():
             if name in arrays and not arrays[name].array.is_fully_addressable:
-                found[id(tensor)] = gathering(arrays[name].torch)
+                found[id(tensor)] = gathering(arrays[name])
             elif name in waiting:
                 source, shape = waiting[name], tuple(tensor.shape)
                 found[id(tensor)] = _host_reader(source, shape, team=Team())
@@ -65,7 +66,8 @@ def gathered(*modules: nn.Module) -> dict[int, Reader]:
 def refills(*modules: nn.Module) -> dict[int, Refill]:
     """How to replace the values of hollow tensors where they are.
 
-    The host holds the pieces of one tensor for its devices; each once.
+    The host holds the pieces of one tensor (of a stack: all its rows) for its devices;
+    each once.
 
     Args:
         *modules: Any.
@@ -86,19 +88,18 @@ def _hollow(step: JaxStep) -> dict[str, torch.Tensor]:
     return {n: t for n, t in step.tensors().items() if t.device.type == "meta"}
 
 
-def reader_of(array: object) -> Reader:
+def reader_of(whole: DeviceArray) -> Reader:
     """The parts of a value in the devices that this process writes.
 
     Args:
-        array: A `DeviceArray`.
+        whole: The value.
     """
     import numpy as np
 
-    from spmd._device_array import DeviceArray, as_torch, clipped
+    from spmd._device_array import as_torch, clipped
 
-    assert isinstance(array, DeviceArray)
-
-    def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    def read(row: int | None = None) -> Offsets:
+        array = _row(whole, row)
         for shard in array.array.addressable_shards:
             part = clipped(shard.index, array.shape)
             if shard.replica_id == 0 and all(s.stop > s.start for s in part):
@@ -112,18 +113,27 @@ def reader_of(array: object) -> Reader:
     return read
 
 
-def gathering(fetch: Callable[[], torch.Tensor]) -> Reader:
-    """All of a value.
+def gathering(array: DeviceArray) -> Reader:
+    """All of a value, in every process; see `gathered`.
 
     Args:
-        fetch: Gives it, in every process.
+        array: The value.
     """
 
-    def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-        whole = fetch()
+    def read(row: int | None = None) -> Offsets:
+        whole = _row(array, row).torch()
         yield (0,) * whole.ndim, whole
 
     return read
+
+
+def _row(array: DeviceArray, row: int | None) -> DeviceArray:
+    """A row of a value, in the devices; every process that has some of it must call."""
+    if row is None:
+        return array
+    from spmd.checkpoint._rows import row_of
+
+    return row_of(array, row)
 
 
 def _host_reader(
@@ -132,12 +142,30 @@ def _host_reader(
     *,
     team: Team | None = None,
 ) -> Reader:
-    def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    def read(row: int | None = None) -> Offsets:
         if (team or current_team()).index == 0:  # every process has all of it
-            whole = source(tuple(slice(0, d) for d in shape))
-            yield (0,) * len(shape), torch.as_tensor(whole).clone()
+            found = piece_of(source, tuple(slice(0, d) for d in shape), row)
+            yield (0,) * found.ndim, found
 
     return read
+
+
+def piece_of(
+    source: Callable[[tuple[slice, ...]], Any],
+    index: tuple[slice, ...],
+    row: int | None = None,
+) -> torch.Tensor:
+    """A copy of what a source gives at an index.
+
+    Args:
+        source: Gives pieces on the host.
+        index: A slice for each dim.
+        row: Only this index along the first dim, without that dim.
+    """
+    if row is None:
+        return torch.as_tensor(source(index)).detach().clone()
+    one = source((slice(row, row + 1), *index[1:]))
+    return torch.as_tensor(one).detach()[0].clone()
 
 
 def _refill(step: JaxStep, name: str, dtype: torch.dtype) -> Refill:

@@ -24,14 +24,15 @@ from spmd.checkpoint._load_optimizer import (
     keeps_its_state,
     load_optimizer,
 )
-from spmd.checkpoint._match import Match, match
+from spmd.checkpoint._match import matched
 from spmd.checkpoint._objects import ABSENT, has_state, set_state_of
-from spmd.checkpoint._pieces import seen_by
+from spmd.checkpoint._parts import all_holdings
+from spmd.checkpoint._parts_source import PartsSource
 from spmd.checkpoint._places import Places, extra_places, join, model_places
 from spmd.checkpoint._progress import progress as progress_bar
 from spmd.checkpoint._promised import keep_on_use
 from spmd.checkpoint._read import Advance
-from spmd.checkpoint._source import Source, source_at
+from spmd.checkpoint._source import Kind, Source, source_at
 from spmd.checkpoint._team import current_team
 
 
@@ -78,6 +79,11 @@ def load(
     may be new: its state is created split as its parameters are. Keys and shapes are
     compared before anything changes.
 
+    A checkpoint has each layer's own tensors, also where the model holds those of equal
+    layers stacked (``scan_layers=True``). Such a stack is one tensor; into jax's
+    devices that of a model on meta goes layer by layer. Of the optimizer it has one
+    count of steps for all layers, so those of the checkpoint have to be equal.
+
     Args:
         path: A checkpoint (a folder or fsspec URL), or a file that `torch.save` wrote,
             of which only the model is taken.
@@ -107,16 +113,22 @@ def load(
     """
     _background.settle()
     wanted = dict(extra or {})
-    source = _source(path, model, wanted)
+    saved_as = source_at(path)
+    holdings = all_holdings(model, wanted)
     places = Places.of(model_places(model))
-    found = _matched(places, source, "model.", strict=strict)
+    found = matched(
+        places, holdings, _of_model(saved_as), where=saved_as.url, strict=strict
+    )
     more = Places.of(extra_places(wanted))
-    found_extra = _matched_extra(more, source, wanted)
+    kept = _of_extra(saved_as, wanted)
+    found_extra = matched(more, holdings, kept, where=saved_as.url)
+    source = PartsSource(saved_as, holdings, {**found.found, **found_extra.found})
     saved = None if optimizer is None else check_optimizer(model, optimizer, source)
     rest = _states(source, scheduler=scheduler, loader=loader)
     stays = optimizer is None or keeps_its_state(model, optimizer, source)
-    stays = stays and not (assign and _changes_dtypes(places, found, source))
-    elsewhere = _get_ready(model, wanted, stays=stays)
+    stays = stays and not (assign and _changes_dtypes(places, source))
+    elsewhere = _get_ready(model, wanted, stays=stays and not source.partly)
+    source.keep(model, places.first)
     total = sum(map(_num_bytes, source.kinds.values()))
     with progress_bar(f"loading {source.url}", total, progress) as advance:
         on_meta = any(
@@ -124,10 +136,10 @@ def load(
             for p in model.parameters()
         )
         fill = partial(_fill_all, source=source, elsewhere=elsewhere, advance=advance)
-        fill(places, found, assign=assign)
+        fill(places, assign=assign)
         if on_meta and any(p.device.type == "xla" for p in model.parameters()):
             to_device(model)  # buffers that are in no checkpoint
-        fill(more, found_extra)
+        fill(more)
         if optimizer is not None and saved is not None:
             load_optimizer(
                 model, optimizer, source, saved, elsewhere=elsewhere, advance=advance
@@ -143,47 +155,23 @@ def load(
     )
 
 
-def _source(
-    path: str | os.PathLike[str], model: nn.Module, wanted: Mapping[str, Any]
-) -> Source:
-    """What is there, as the model and the modules of `extra` see it."""
-    source = seen_by(model, source_at(path))
-    for name, value in wanted.items():
-        if isinstance(value, nn.Module):
-            source = seen_by(value, source, prefix=f"extra.{name}")
-    return source
+def _of_model(source: Source) -> dict[str, Kind]:
+    return {k: kind for k, kind in source.kinds.items() if k.startswith("model.")}
 
 
-def _matched(places: Places, source: Source, prefix: str, *, strict: bool) -> Match:
-    return match(
-        {place.key: tuple(place.read().shape) for place in places.first},
-        places.aliases,
-        {k: kind for k, kind in source.kinds.items() if k.startswith(prefix)},
-        where=source.url,
-        strict=strict,
-    )
-
-
-def _matched_extra(places: Places, source: Source, wanted: Mapping[str, Any]) -> Match:
+def _of_extra(source: Source, wanted: Mapping[str, Any]) -> dict[str, Kind]:
     """Of what was saved as `extra`, only what is asked for has to match."""
-    kept = {
+    return {
         key: kind
         for key, kind in source.kinds.items()
         if key.startswith("extra.")
         and any(key == f"extra.{n}" or key.startswith(f"extra.{n}.") for n in wanted)
     }
-    return match(
-        {place.key: tuple(place.read().shape) for place in places.first},
-        places.aliases,
-        kept,
-        where=source.url,
-    )
 
 
 def _fill_all(
     places: Places,
-    found: Match,
-    source: Source,
+    source: PartsSource,
     *,
     assign: bool = False,
     elsewhere: Mapping[int, Refill],
@@ -191,12 +179,10 @@ def _fill_all(
 ) -> None:
     device = target_device(place.read() for place in places.first)
     for place in places.first:
-        if place.key in found.found:
-            key = found.found[place.key]
+        if place.key in source.kinds:
             fill_place(
                 place,
                 source,
-                key=key,
                 assign=assign,
                 device=device,
                 elsewhere=elsewhere,
@@ -244,11 +230,11 @@ def _set_random(source: Source, model: nn.Module) -> None:
             _jax_values.set_seed(model, state["devices"])
 
 
-def _changes_dtypes(places: Places, found: Match, source: Source) -> bool:
+def _changes_dtypes(places: Places, source: PartsSource) -> bool:
     return any(
-        getattr(torch, source.kinds[found.found[place.key]][0]) != place.read().dtype
+        getattr(torch, source.kinds[place.key][0]) != place.read().dtype
         for place in places.first
-        if place.key in found.found
+        if place.key in source.kinds
     )
 
 

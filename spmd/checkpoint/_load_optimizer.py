@@ -14,15 +14,15 @@ from spmd._runtime import runtime
 from spmd.checkpoint._fill import fill_place
 from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._objects import HOW_TO_RUN
-from spmd.checkpoint._pieces import PiecesSource, saved_names
+from spmd.checkpoint._parts import saved_names
+from spmd.checkpoint._parts_source import PartsSource
 from spmd.checkpoint._places import Place, optimizer_names, optimizer_places
 from spmd.checkpoint._promised import can_promise
 from spmd.checkpoint._read import Advance
-from spmd.checkpoint._source import Source
 
 
 def check_optimizer(
-    model: nn.Module, optimizer: Optimizer, source: Source
+    model: nn.Module, optimizer: Optimizer, source: PartsSource
 ) -> Mapping[str, Any]:
     """Refuse an optimizer that the saved state is not for.
 
@@ -35,7 +35,8 @@ def check_optimizer(
         What `load_optimizer` needs.
 
     Raises:
-        ValueError: No saved state, another kind, or other parameters in a group.
+        ValueError: No saved state, another kind, or other parameters in a group; state
+            that the model has no place for.
     """
     saved = source.object("optimizer")
     if saved is None:
@@ -56,14 +57,15 @@ def check_optimizer(
             f"{_first_difference(names, theirs)}. Build it with the same parameter "
             f"groups in the same order"
         )
-    _check_pieces(model, optimizer, source)
+    _check_cuts(model, optimizer, source)
+    source.check_numbers()
     return saved
 
 
-def _check_pieces(model: nn.Module, optimizer: Optimizer, source: Source) -> None:
-    """Refuse state that is of wholes where the model has pieces, or the other way."""
+def _check_cuts(model: nn.Module, optimizer: Optimizer, source: PartsSource) -> None:
+    """Refuse state that is of what the model holds otherwise, and cannot be cut so."""
     names = {name for group in optimizer_names(model, optimizer) for name in group}
-    strange = [*source.uncut] if isinstance(source, PiecesSource) else []
+    strange = [*source.uncut]
     for key in source.kinds:
         if key.startswith("optimizer."):
             name, _, _ = key.removeprefix("optimizer.").rpartition(".")
@@ -71,13 +73,16 @@ def _check_pieces(model: nn.Module, optimizer: Optimizer, source: Source) -> Non
     if strange:
         raise ValueError(
             f"load: {source.url} has {', '.join(strange[:4])}, which does not go "
-            f"number by number with a parameter that is held in pieces in one of the "
-            f"two models. Take apart the same weights as when it was saved, or load "
+            f"number by number with a parameter that is held in pieces, or stacked "
+            f"with those of other layers, in one of the two models. Take apart and "
+            f"stack (scan_layers) the same weights as when it was saved, or load "
             f"without the optimizer"
         )
 
 
-def keeps_its_state(model: nn.Module, optimizer: Optimizer, source: Source) -> bool:
+def keeps_its_state(
+    model: nn.Module, optimizer: Optimizer, source: PartsSource
+) -> bool:
     """Whether loading changes values only: no tensor of the state comes or goes.
 
     Args:
@@ -98,7 +103,7 @@ def keeps_its_state(model: nn.Module, optimizer: Optimizer, source: Source) -> b
 def load_optimizer(
     model: nn.Module,
     optimizer: Optimizer,
-    source: Source,
+    source: PartsSource,
     saved: Mapping[str, Any],
     *,
     elsewhere: Mapping[int, Refill],

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from spmd.checkpoint._parts import Holdings, saved_aliases, saved_shapes
+from spmd.checkpoint._places import Places
 from spmd.checkpoint._source import Kind
 
 _SHOWN = 8
@@ -91,6 +93,38 @@ def match(
         )
         raise ValueError("\n".join(lines))
     return Match(found, tuple(missing), tuple(unexpected))
+
+
+def matched(
+    places: Places,
+    holdings: Holdings,
+    kinds: Mapping[str, Kind],
+    *,
+    where: str,
+    strict: bool = True,
+) -> Match:
+    """Find what a model has in a source, under the names that are saved.
+
+    Args:
+        places: Tensors of the model.
+        holdings: What of them is held otherwise than it is saved.
+        kinds: What the source has of this model.
+        where: Name of the source, for messages.
+        strict: See `load`.
+
+    Returns:
+        What goes with what.
+
+    Raises:
+        ValueError: See `load`.
+    """
+    return match(
+        saved_shapes(places, holdings),
+        saved_aliases(places.aliases, holdings),
+        kinds,
+        where=where,
+        strict=strict,
+    )
 
 
 def _shapes(kinds: Mapping[str, Kind]) -> dict[str, Shape]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from spmd._tree import named_leaves
-from spmd.checkpoint._pieces import pieces_by_name, saved_names, whole_name
+from spmd.checkpoint._parts import holdings_of, names_of, saved_names
 from spmd.checkpoint._places import optimizer_names
 
 HOW_TO_RUN = ("params", "capturable", "foreach", "fused", "differentiable")
@@ -29,7 +29,7 @@ def optimizer_object(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         Plain values and CPU tensors.
     """
     names = optimizer_names(model, optimizer)
-    saved, pieces = saved_names(model, optimizer), pieces_by_name(model)
+    saved, holdings = saved_names(model, optimizer), holdings_of(model)
     groups, values = [], {}
     for i, (group, found) in enumerate(zip(optimizer.param_groups, names, strict=True)):
         options = {k: on_host(v) for k, v in group.items() if k not in HOW_TO_RUN}
@@ -38,7 +38,7 @@ def optimizer_object(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
             table = optimizer.state.get(parameter, {})
             rest = {k: v for k, v in table.items() if not torch.is_tensor(v)}
             if rest:
-                values[whole_name(name, pieces)] = rest
+                values.update(dict.fromkeys(names_of(name, holdings), rest))
     return {"groups": groups, "values": values, "class": type(optimizer).__name__}
 
 

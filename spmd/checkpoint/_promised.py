@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from spmd._promise import Source as Promised
 from spmd._promise import promise, promised
 from spmd._runtime import num_devices, runtime
 from spmd._spec import num_shards, shard_shape
-from spmd.checkpoint._jax_values import gathering, reader_of, reading
+from spmd.checkpoint._jax_values import gathering, piece_of, reader_of, reading
 from spmd.checkpoint._read import Advance
-from spmd.checkpoint._shards import Reader
+from spmd.checkpoint._shards import Offsets, Reader
 from spmd.checkpoint._source import Source
 from spmd.checkpoint._team import current_team
 
@@ -43,7 +43,8 @@ def promise_from(
 ) -> None:
     """Read a tensor into jax's devices, and promise what is there.
 
-    The host holds the pieces for its devices, each once, and only now.
+    The host holds the pieces for its devices, each once, and only now; of a stack those
+    of one row at a time.
 
     Args:
         tensor: On meta; `can_promise` allows it.
@@ -51,11 +52,13 @@ def promise_from(
         key: What the source calls it.
         advance: Called with the number of bytes that were read.
     """
-    from spmd._held import hold
-
     split = get_sharding(tensor)
     assert split is not None
     pieces = reading(source, key, tensor.dtype, advance)
+    if source.is_stack(key):
+        from spmd.checkpoint._rows import hold_rows as hold
+    else:
+        from spmd._held import hold
     promise(tensor, hold(tensor, split, pieces))
 
 
@@ -91,7 +94,7 @@ def promised_values(
             continue
         array = getattr(source, "array", None)  # of `spmd._held.Held`
         if array is not None:
-            found[id(tensor)] = gathering(array.torch) if whole else reader_of(array)
+            found[id(tensor)] = gathering(array) if whole else reader_of(array)
         else:
             found[id(tensor)] = _made(source, tensor, whole=whole)
     return found
@@ -101,13 +104,14 @@ def _made(source: Promised, tensor: torch.Tensor, *, whole: bool) -> Reader:
     """Parts that are made when they are read; any process can make any."""
     shape, split = tuple(tensor.shape), get_sharding(tensor)
 
-    def read() -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    def read(row: int | None = None) -> Offsets:
         team = current_team()
         parts = [tuple(slice(0, d) for d in shape)] if whole else _parts(shape, split)
         for i, part in enumerate(parts):
             if whole or i % team.count == team.index:
-                piece = torch.as_tensor(source(part)).detach().clone()
-                yield tuple(s.start for s in part), piece
+                start = tuple(s.start for s in (part if row is None else part[1:]))
+                if row is None or part[0].start <= row < part[0].stop:
+                    yield start, piece_of(source, part, row)
 
     return read
 

@@ -20,7 +20,7 @@ from spmd.checkpoint._commit import Commit, write_and_commit
 from spmd.checkpoint._folder import Folder, folder_at
 from spmd.checkpoint._manifest import Manifest
 from spmd.checkpoint._objects import extra_object, optimizer_object, state_of
-from spmd.checkpoint._pieces import Piece, in_wholes, pieces_by_name
+from spmd.checkpoint._parts import Holding, all_holdings, as_saved, saved_aliases
 from spmd.checkpoint._places import (
     Places,
     extra_places,
@@ -141,7 +141,7 @@ class _Snapshot:
     found: list[tuple[str, torch.Tensor]]
     elsewhere: dict[int, Reader]
     aliases: dict[str, str]
-    pieces: dict[str, Piece]
+    holdings: dict[str, Holding]
     team: Team
 
     @property
@@ -151,7 +151,7 @@ class _Snapshot:
         )
 
     def boxes(self, *, copy: bool = False) -> Iterator[Box]:
-        return in_wholes(self._boxes(copy=copy), self.pieces)
+        return as_saved(self._boxes(copy=copy), self.holdings)
 
     def _boxes(self, *, copy: bool) -> Iterator[Box]:
         for key, tensor in self.found:
@@ -187,11 +187,9 @@ def _snapshot(
         from spmd import _torch_xla_graph
 
         _torch_xla_graph.settle(wait_for_it=True)
-    pieces = pieces_by_name(model, "model")
-    for name, value in extra.items():
-        if isinstance(value, nn.Module):
-            pieces.update(pieces_by_name(value, f"extra.{name}"))
-    return _Snapshot(found, elsewhere, places.aliases, pieces, team)
+    holdings = all_holdings(model, extra)
+    aliases = saved_aliases(places.aliases, holdings)
+    return _Snapshot(found, elsewhere, aliases, holdings, team)
 
 
 def _things(

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
 from spmd.checkpoint._team import Team
 from spmd.checkpoint._write import Box
 
-Reader = Callable[[], Iterator[tuple[tuple[int, ...], torch.Tensor]]]
-"""Parts of a tensor whose values are elsewhere: offset and data."""
+Offsets = Iterator[tuple[tuple[int, ...], torch.Tensor]]
+
+
+class Reader(Protocol):
+    """Reads a tensor whose values are elsewhere."""
+
+    def __call__(self, row: int | None = None) -> Offsets:
+        """Parts of it, or of one row.
+
+        Args:
+            row: Index along the first dim, which the parts then do not have.
+
+        Returns:
+            Offsets and data.
+        """
+        ...
 
 
 def boxes(
@@ -20,6 +35,7 @@ def boxes(
     *,
     read: Reader | None = None,
     copy: bool = False,
+    row: int | None = None,
 ) -> Iterator[Box]:
     """Parts of a tensor, each of which one process of the run writes.
 
@@ -29,13 +45,16 @@ def boxes(
         team: The processes.
         read: Where its values are, for a tensor that has none itself.
         copy: Copy what is on the host already: later changes must not show.
+        row: Only this index along the first dim, without that dim.
 
     Yields:
         Parts without padding, on the host.
     """
-    shape = tuple(tensor.shape)
+    shape = tuple(tensor.shape if row is None else tensor.shape[1:])
     if read is not None:
-        found = read()
+        found = read(row)
+    elif row is not None:
+        found = _whole(_row(tensor, row), team)
     elif tensor.device.type == "xla":
         found = _from_device(tensor, team)
     else:
@@ -46,16 +65,22 @@ def boxes(
         yield Box(key, shape, offset, data)
 
 
-def _whole(
-    tensor: torch.Tensor, team: Team
-) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+def _whole(tensor: torch.Tensor, team: Team) -> Offsets:
     if team.index == 0:  # every process has all of it
         yield (0,) * tensor.ndim, tensor.detach().cpu()
 
 
-def _from_device(
-    tensor: torch.Tensor, team: Team
-) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+def _row(tensor: torch.Tensor, row: int) -> torch.Tensor:
+    if tensor.device.type != "xla":
+        return tensor.detach()[row]
+    from spmd import _torch_xla_graph
+
+    # An index that is a constant of the graph would be another graph for each row.
+    index = _torch_xla_graph.scalar(row, torch.int64)
+    return tensor.detach().index_select(0, index.reshape(1)).squeeze(0)
+
+
+def _from_device(tensor: torch.Tensor, team: Team) -> Offsets:
     from spmd import _torch_xla
 
     sharding = _torch_xla.sharding_of(tensor)

@@ -61,6 +61,14 @@ class Source(ABC):
     def objects(self) -> Iterable[str]:
         """Keys of the objects."""
 
+    def is_stack(self, key: str) -> bool:
+        """Whether the first dim of a tensor is one of several tensors of the source.
+
+        Args:
+            key: Of the tensor.
+        """
+        return False
+
     def whole(self, key: str) -> torch.Tensor:
         """All of a tensor, on the host.
 

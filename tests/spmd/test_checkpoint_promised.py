@@ -5,9 +5,10 @@ import torch
 
 from spmd import Mesh
 from spmd._mark import remember
-from spmd._promise import promise
+from spmd._promise import promise, promised
 from spmd.checkpoint import _promised
-from spmd.checkpoint._promised import can_promise, promised_values
+from spmd.checkpoint._promised import can_promise, promise_from, promised_values
+from spmd.checkpoint._source import Source
 from spmd.checkpoint._team import Team
 from tests.two_processes import TWO_PROCESSES
 
@@ -270,6 +271,56 @@ for seed in (1, 2, 3):
 def test_two_processes_each_read_and_write_their_own(run_script, tmp_path):
     done = run_script(TWO, str(tmp_path), timeout_s=300)
     assert done.rc == 0, done.stderr
+
+
+@pytest.mark.parametrize("is_stack", [True, False])
+def test_of_a_stack_a_row_at_a_time_is_read(is_stack):
+    want = torch.arange(39.0).reshape(3, 13)
+    asked = []
+
+    class Stack(Source):
+        url, kinds = "here", {"x": ("float32", (3, 13))}
+
+        def is_stack(self, key):
+            return is_stack
+
+        def fill(self, key, regions, *, advance):
+            asked.append({offset[0] for (offset, _), _ in regions})
+            for (offset, shape), target in regions:
+                box = (slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+                target.copy_(want[tuple(box)])
+
+        def object(self, key):
+            return None
+
+        def objects(self):
+            return ()
+
+    tensor = torch.empty(3, 13, device="meta")
+    remember(tensor, Mesh({"a": 8}), (None, "a"))
+    promise_from(tensor, Stack(), "x", lambda _: None)
+    assert asked == ([{0}, {1}, {2}] if is_stack else [{0}])
+    held = promised(tensor)
+    assert held is not None
+    assert torch.equal(held((slice(0, 3), slice(0, 13))), want)
+    for whole in (False, True):
+        read = promised_values([tensor], whole=whole)[id(tensor)]
+        row = torch.full((13,), -1.0)
+        for (start,), data in read(1):
+            row[start : start + len(data)] = data
+        assert torch.equal(row, want[1])
+
+
+def test_a_row_of_what_nobody_holds():
+    want = torch.arange(39).reshape(3, 13)
+    tensor = want.to("meta")
+    remember(tensor, Mesh({"a": 8}), (None, "a"))
+    promise(tensor, lambda index: want[index])
+    for whole in (False, True):
+        row = torch.full((13,), -1)
+        for (start,), data in promised_values([tensor], whole=whole)[id(tensor)](2):
+            row[start : start + len(data)] = data
+        assert torch.equal(row, want[2])
 
 
 def test_nothing_is_promised_where_jax_does_not_execute():

@@ -48,6 +48,20 @@ def test_tensors_of_the_host_are_copied_if_wanted():
 
 
 def test_values_that_are_elsewhere():
-    read = lambda: iter([((1,), torch.ones(1))])  # noqa: E731
+    read = lambda row: iter([((1,), torch.ones(1))])  # noqa: E731
     (box,) = parts(torch.empty(2, device="meta"), read=read)
     assert (box.offset, box.data.item()) == ((1,), 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not divide over")
+@pytest.mark.parametrize("spec", [(None, "a"), ("b", None), None])
+def test_one_row(spec):
+    whole = torch.arange(45.0).reshape(9, 5)
+    tensors = [whole, on_device(9, 5)]
+    if spec is not None:
+        spmd.mark_sharding(tensors[1], MESH, spec)
+    for tensor in tensors:
+        for row in (0, 7):
+            (box,) = parts(tensor, row=row)
+            assert (box.shape, box.offset) == ((5,), (0,))
+            assert torch.equal(box.data, whole[row])
