@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
-from fsdpv2._recipe import Recipe, Recorder
+from fsdpv2._recipe import Recipe, Recorder, StackedRecipe
 from spmd import _torch_xla
 from spmd._fulfil import watch
 from spmd._mark import get_sharding
@@ -17,6 +17,7 @@ from spmd._module import named_tensors, to_device
 from spmd._promise import promise
 from spmd._runtime import init, runtime
 from spmd._spec import shard_shape, shard_slices
+from spmd._stacked import layers_of, unstacked
 from spmd._stand_in import exchange
 
 M = TypeVar("M", bound=nn.Module)
@@ -55,22 +56,10 @@ def materialize(module: M, *, init_fn: InitFn | None = None, seed: int = 0) -> M
         fsdpv2.materialize(model)
     """
     init()
-    named = dict(named_tensors(module))
-    tensors = {n: t for n, t in named.items() if t.device.type == "meta"}
-    # What has values keeps them: the initialiser writes to others instead.
-    kept = {
-        name: torch.empty_like(tensor, device="meta")
-        for name, tensor in named.items()
-        if name not in tensors
-    }
-    recorder = Recorder(tensors)
-    initialise = init_fn or _own_init(module)
-    instead = stateless._reparametrize_module(module, kept, tie_weights=True)
-    with torch.no_grad(), instead, recorder:
-        for child in _inner_first(module):
-            initialise(child)
-    recipes = dict(recorder.recipes(seed=seed))
-    _check(tensors, recipes, recorder.computed)
+    with unstacked(module):
+        made = _recipes(module, init_fn or _own_init(module), seed)
+    recipes = {n: _joined(module, n, made) for n, _ in named_tensors(module)}
+    recipes = {n: recipe for n, recipe in recipes.items() if recipe is not None}
     for name, parameter in module.named_parameters():
         if name in recipes:
             _give(parameter, recipes[name])
@@ -81,6 +70,36 @@ def materialize(module: M, *, init_fn: InitFn | None = None, seed: int = 0) -> M
         return to_device(module)
     watch(module)
     return module
+
+
+def _recipes(module: nn.Module, initialise: InitFn, seed: int) -> dict[str, Recipe]:
+    """How each tensor on meta gets its values, as the initialiser has it."""
+    named = dict(named_tensors(module))
+    tensors = {n: t for n, t in named.items() if t.device.type == "meta"}
+    # What has values keeps them: the initialiser writes to others instead.
+    kept = {
+        name: torch.empty_like(tensor, device="meta")
+        for name, tensor in named.items()
+        if name not in tensors
+    }
+    recorder = Recorder(tensors)
+    instead = stateless._reparametrize_module(module, kept, tie_weights=True)
+    with torch.no_grad(), instead, recorder:
+        for child in _inner_first(module):
+            initialise(child)
+    recipes = dict(recorder.recipes(seed=seed))
+    _check(tensors, recipes, recorder.computed)
+    return recipes
+
+
+def _joined(
+    module: nn.Module, name: str, made: dict[str, Recipe]
+) -> Recipe | StackedRecipe | None:
+    """The recipe of one tensor, of its layers where it is stacked."""
+    names = layers_of(module, name)
+    if names is None or names[0] not in made:
+        return made.get(name)
+    return StackedRecipe(tuple(made[n] for n in names))
 
 
 def _own_init(module: nn.Module) -> InitFn:
@@ -128,7 +147,7 @@ def _check(
     )
 
 
-def _give(parameter: nn.Parameter, recipe: Recipe) -> None:
+def _give(parameter: nn.Parameter, recipe: Recipe | StackedRecipe) -> None:
     if runtime() == "jax":
         promise(parameter, recipe.piece)
         return

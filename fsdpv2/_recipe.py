@@ -118,6 +118,28 @@ class Recipe:
         return tile
 
 
+@dataclass(frozen=True, eq=False)
+class StackedRecipe:
+    """How a stack of tensors gets its first values: each as if it were alone.
+
+    Attributes:
+        layers: A recipe for each layer.
+    """
+
+    layers: tuple[Recipe, ...]
+
+    def piece(self, index: tuple[slice, ...]) -> torch.Tensor:
+        """Make one piece.
+
+        Args:
+            index: One slice per dim, that of the layers first.
+
+        Returns:
+            A tensor on the CPU.
+        """
+        return torch.stack([r.piece(index[1:]) for r in self.layers[index[0]]])
+
+
 def tile_sides(shape: Iterable[int]) -> tuple[int, ...]:
     """Size of a tile in each dim.
 

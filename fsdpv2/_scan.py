@@ -16,6 +16,8 @@ from fsdpv2._unreduced import InLoop, Keeper, Unreduced, active, unreduced
 from spmd import _torch_xla
 from spmd._mark import Annotation, get_sharding, remember
 from spmd._rebuild import leaves, rebuild
+from spmd._stacked import Stacked
+from spmd._stacking import stack_layers
 from spmd._torch_xla_scan import Late, loop
 
 Tensors = list[torch.Tensor]
@@ -34,16 +36,15 @@ def scan_lists(module: nn.Module, layers: Sequence[type[nn.Module]]) -> list[Sca
     Raises:
         ValueError: No list of such layers, or layers that differ.
     """
-    found = []
-    for name, child in module.named_modules():
+    found: list[Any] = []
+    for name, child in list(module.named_modules()):
         if not isinstance(child, nn.ModuleList | nn.Sequential) or len(child) < 2:
             continue
         inner = [c.__dict__.get("_wrapped", c) for c in child]
         if all(type(c) in layers for c in inner):
             _check_equal(name, list(child))
-            kind = type(child)
-            scanned: Any = type(f"Scanned{kind.__name__}", (Scanned, kind), {})
-            child.__class__ = scanned
+            others = _names_outside(module, name)
+            stack_layers(child, name=name, others=others, kind=Scanned)
             found.append(child)
     if not found:
         kind = type(module.__dict__.get("_wrapped", module)).__name__
@@ -71,45 +72,40 @@ def scanning(lists: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-class Scanned(nn.Module):
+class Scanned(Stacked):
     """A list of layers that gives one callable for all of them while it is scanned."""
 
     def __iter__(self) -> Iterator[Any]:
         """Give the layers, or what runs them all."""
-        layers = list(self._modules.values())
         if not self.__dict__.get("_is_scanning"):
-            return iter(layers)
-        return iter([_AllLayers(layers)])
+            return super().__iter__()
+        return iter([_AllLayers(self.template)])
 
     def __getitem__(self, index: Any) -> Any:
         """A slice of all of them is the list."""
         if isinstance(index, slice) and self.__dict__.get("_is_scanning"):
-            whole = range(len(self._modules))
+            whole = range(len(self))
             if whole[index] != whole:
                 raise ValueError(
                     f"FSDPv2: scan_layers=True runs all {len(whole)} layers in one "
                     f"loop, but the model asks for {index}; leave scan_layers out"
                 )
             return self
-        return super().__getitem__(index)  # pyright: ignore[reportAttributeAccessIssue] - of the list
+        return super().__getitem__(index)
 
 
 class _AllLayers:
-    """Equal layers, called as one of them."""
+    """Equal layers, called as one of them: the one that holds the tensors of all."""
 
-    def __init__(self, layers: list[Any]) -> None:
-        self._layers = layers
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        first = self._layers[0]
-        kind = _kind(first)
-        tables = [_tensors(layer) for layer in self._layers]
-        names = list(tables[0])
-        known = [get_sharding(tables[0][name]) for name in names]
-        stacked = [
-            _stacked([table[name] for table in tables], annotation)
-            for name, annotation in zip(names, known, strict=True)
-        ]
+        layer = self._layer
+        kind = _kind(layer)
+        table = _tensors(layer)
+        names, stacked = list(table), list(table.values())
+        known = [_of_one(get_sharding(t)) for t in stacked]
         given = (args, kwargs)
         others = [leaf for _, leaf in leaves(given) if torch.is_tensor(leaf)]
         split = get_sharding(x)
@@ -121,12 +117,11 @@ class _AllLayers:
             )
             used = map(_split, weights, known)
             table = dict(zip(names, used, strict=True))
-            with stateless._reparametrize_module(first, table, tie_weights=True):
-                out = first(_split(x, split), *args, **kwargs)
+            with stateless._reparametrize_module(layer, table, tie_weights=True):
+                out = layer(_split(x, split), *args, **kwargs)
             return _checked(out, x, kind)
 
-        owners = [[table[name] for table in tables] for name in names]
-        keep = _Keep(active(), owners)
+        keep = _Keep(active(), stacked)
         return _Scan.apply(run, kind, keep, x, len(others), *others, *stacked)  # pyright: ignore[reportReturnType] - untyped in torch
 
 
@@ -233,21 +228,19 @@ class _Keep:
 
     Attributes:
         into: Where, or None.
-        owners: The weight of each layer, for each of the body's.
+        owners: The stacked weights.
     """
 
     into: Keeper | None
-    owners: list[Tensors]
+    owners: Tensors
 
     def of(self, learned: Sequence[int]) -> InLoop | None:
         """For a backward pass, which may ask for the gradients of some of them."""
         into = self.into
         if not isinstance(into, Unreduced):
             return None
-        table = {
-            i: self.owners[i] for i in learned if all(map(into.takes, self.owners[i]))
-        }
-        return InLoop(into, table)
+        taken = {i: self.owners[i] for i in learned if into.takes(self.owners[i])}
+        return InLoop(into, taken)
 
 
 def _kept_by(
@@ -262,13 +255,9 @@ def _whole(grad: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(like) if grad is None else grad
 
 
-def _stacked(parts: Tensors, known: Annotation | None) -> torch.Tensor:
-    value = torch.stack(parts)
-    if known is None or value.device.type != "xla":
-        return value
-    spec = (None, *known.spec)
-    _torch_xla.mark(value, known.mesh, spec)
-    return remember(value, known.mesh, spec)
+def _of_one(known: Annotation | None) -> Annotation | None:
+    """How one layer's part of a stacked tensor is split."""
+    return None if known is None else Annotation(known.mesh, known.spec[1:])
 
 
 def _split(value: torch.Tensor, known: Annotation | None) -> torch.Tensor:
@@ -283,10 +272,18 @@ def _tensors(layer: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
 
 
+def _names_outside(module: nn.Module, name: str) -> dict[int, str]:
+    named = module.named_parameters(remove_duplicate=False)
+    return {id(p): n for n, p in named if not n.startswith(f"{name}.")}
+
+
 def _check_equal(name: str, layers: list[nn.Module]) -> None:
     def key(layer: nn.Module) -> list[Any]:
         named = _tensors(layer).items()
         return [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in named]
+
+    def specs(layer: nn.Module) -> list[Any]:
+        return [(n, get_sharding(t)) for n, t in _tensors(layer).items()]
 
     for i, layer in enumerate(layers):
         if key(layer) != key(layers[0]):
@@ -294,6 +291,14 @@ def _check_equal(name: str, layers: list[nn.Module]) -> None:
                 f"FSDPv2: scan_layers=True needs equal layers, but {name}.{i} has "
                 f"other parameters than {name}.0; leave scan_layers out"
             )
+        for (n, mine), (_, first) in zip(specs(layer), specs(layers[0]), strict=True):
+            if mine != first:
+                raise ValueError(
+                    f"FSDPv2: scan_layers=True needs equal layers, but {name}.{i}.{n} "
+                    f"is split by {mine and mine.spec}, that of {name}.0 by "
+                    f"{first and first.spec}; annotate them alike, or leave "
+                    f"scan_layers out"
+                )
 
 
 def _kind(layer: nn.Module) -> str:

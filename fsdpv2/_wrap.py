@@ -42,7 +42,7 @@ class FSDPv2(nn.Module):
     batch over every data axis. The compiler gathers a weight where it is used and
     scatters its gradient. The wrapper shares its module's parameters, buffers and
     children, so names in ``state_dict()`` and ``named_parameters()`` are the unwrapped
-    model's.
+    model's (with `scan_layers` those in ``state_dict()``).
 
     A superset of torch_xla's ``SpmdFullyShardedDataParallel``: change the import.
 
@@ -66,9 +66,11 @@ class FSDPv2(nn.Module):
             `torch.utils.checkpoint.create_selective_checkpoint_contexts`. The layers
             are those of `auto_wrap_policy`; without one, those that the module repeats,
             which get wrappers of their own; else the module as a whole.
-        scan_layers: Run repeated layers as one loop of the compiler, so that compile
-            time does not grow with their number. What enters a layer is kept and the
-            rest is computed again, as with ``remat="full"``.
+        scan_layers: Run repeated layers as one loop of the compiler, and hold their
+            parameters stacked, ``layers.*.up.weight`` [layers, ...], so that neither a
+            program nor its compile time grows with their number. What enters a layer is
+            kept and the rest is computed again, as with ``remat="full"``. An optimizer
+            has to be made afterwards; it sees one parameter for all layers.
         mixed_precision: A `MixedPrecision`, a dtype to compute in, or torch's policy.
         plan: A `spmd.Plan` for what is split in another way than over ``fsdp`` alone,
             such as `spmd.auto_plan` makes it; applied by `spmd.shard_module` first.
@@ -197,12 +199,17 @@ class FSDPv2(nn.Module):
         return unreduced(into)
 
     def _scan(self, layers: tuple[type[nn.Module], ...]) -> None:
-        lists = scan_lists(self, layers)
-        self._unit.scanned = tuple(lists)
-        for layer in (layer for one in lists for layer in one.children()):
-            inner = unit_of(layer)
-            if inner is not None:
-                inner.is_scanned = True
+        self._unit.scanned = tuple(scan_lists(self, layers))
+        for one in self._unit.scanned:
+            for layer in one.children():
+                inner = unit_of(layer)
+                if inner is not None:
+                    inner.is_scanned = True
+        for module in self.modules():  # their parameters are others now
+            unit = unit_of(module)
+            if unit is not None:
+                unit.specs.clear()
+                unit.annotate(module)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale gradients so that their norm over all parameters is at most this.
@@ -237,10 +244,10 @@ class FSDPv2(nn.Module):
         """Split a batch into several, each over all devices, to accumulate gradients.
 
         Call the model and ``backward()`` for each, and the optimizer once, in one step
-        given to `spmd.compile_step`. Gradients of linear layers are then added up where
-        they are made and reduced once, after the last of them. Until then each device
-        has a whole gradient of them, in the dtype of the parameters. Those of other
-        layers are left to the compiler.
+        given to `spmd.compile_step`. Gradients of linear layers, norms and embeddings
+        are then added up where they are made and reduced once, at the end. Until then
+        each device has them whole, in the parameters' dtype; of a table of more rows
+        than it has tokens, its columns. Others are left to the compiler.
 
         Args:
             batch: Nested containers of tensors [batch, ...], split over `batch_axes`.

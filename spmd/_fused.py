@@ -9,13 +9,11 @@ may have a spec of its own: few key and value heads stay whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from spmd._attributes import copy_attributes
 from spmd._fused_output import joined
@@ -23,6 +21,7 @@ from spmd._fused_rule import Fused
 from spmd._fused_state import Pieces, hold_in_pieces, pieces_of
 from spmd._mark import get_sharding
 from spmd._promise import promised
+from spmd._replaced import replaced
 
 HOOKS = (
     "_forward_hooks",
@@ -241,10 +240,6 @@ def _like(
     return made
 
 
-_gone: Any = WeakTensorKeyDictionary()  # what a parameter was called, and is now
-_watching = False
-
-
 def forget(layer: nn.Module, names: Mapping[str, tuple[str, ...]], path: str) -> None:
     """Have optimizers refuse to update what is no parameter any more.
 
@@ -253,23 +248,8 @@ def forget(layer: nn.Module, names: Mapping[str, tuple[str, ...]], path: str) ->
         names: For each of its parameters what it became.
         path: Name of the layer.
     """
-    global _watching
     for key, pieces in names.items():
-        _gone[layer._parameters[key]] = (path, key, pieces)
-    if not _watching:
-        _watching = True
-        register_optimizer_step_pre_hook(_refuse_gone)
-
-
-def _refuse_gone(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            found = _gone.get(parameter)
-            if found is not None:
-                path, key, pieces = found
-                raise ValueError(
-                    f"{type(optimizer).__name__} holds {path}.{key} "
-                    f"{list(parameter.shape)}, which was taken apart after it was "
-                    f"made: the model now has {', '.join(pieces)} in {path}. Make the "
-                    f"optimizer after the model is sharded"
-                )
+        parameter = layer._parameters[key]
+        assert parameter is not None
+        now = f"{', '.join(pieces)} in {path}"
+        replaced(parameter, name=f"{path}.{key}", by=now)

@@ -13,6 +13,7 @@ from spmd._mesh import Mesh
 from spmd._pattern import matching, nearest
 from spmd._rule import PlanPart, Rule
 from spmd._spec import Spec, normalize_spec, shard_shape, uneven_dims
+from spmd._value import layer_dims
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -307,7 +308,10 @@ def _row(
         return Row(name, shape, (None,) * len(shape), shape, itemsize=size)
     source, pattern = parts[claim.part].name, claim.rule.pattern
     where = f"plan {source!r}, pattern {pattern!r}: parameter {name!r}"
-    spec = normalize_spec(claim.rule.spec, mesh, shape=shape, name=where)
+    dims = layer_dims(name, shape)  # a plan speaks of one layer
+    own = tuple(shape[d] for d in dims)
+    spec = normalize_spec(claim.rule.spec, mesh, shape=own, name=where)
+    spec = (*(None for _ in shape[len(dims) :]), *spec)
     uneven = uneven_dims(shape, mesh, spec)
     if strict and uneven:
         dim, ways = uneven[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -28,6 +29,12 @@ ROLES: tuple[Role, ...] = get_args(Role)
 STATE_ROLES: tuple[Role, ...] = ("parameter", "buffer", "gradient", "optimizer")
 """Roles of the inputs that a runner keeps from one step to the next."""
 
+STACKED = "*"
+"""Stands in a name for all layers of a list: ``layers.*.up.weight`` [layers, ...].
+
+As in the pattern of a plan, which matches it; no module is called so.
+"""
+
 STORED_AS: Mapping[str, str] = MappingProxyType(
     {
         "bool": "bool",
@@ -50,6 +57,33 @@ STORED_AS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Torch's short dtype names, and the numpy dtype that holds their bits."""
+
+
+def is_stacked(name: str) -> bool:
+    """Whether a tensor has a leading dim for the layers that it is stacked from.
+
+    Args:
+        name: Of a parameter, a buffer, a gradient or optimizer state.
+
+    Example:
+        >>> is_stacked("optimizer.exp_avg[layers.*.up.weight]")
+        True
+    """
+    return STACKED in re.split(r"[.\[\]]", name)
+
+
+def layer_dims(name: str, shape: Sequence[Any]) -> range:
+    """The dims of a tensor that its layer has too.
+
+    Args:
+        name: The tensor's.
+        shape: Its shape, or what else has an entry for each of its dims.
+
+    Example:
+        >>> list(layer_dims("layers.*.up.weight", (32, 512, 256)))
+        [1, 2]
+    """
+    return range(1 if is_stacked(name) and shape else 0, len(shape))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

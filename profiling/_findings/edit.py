@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from profiling._collectives.step_values import owner
 from profiling._findings.finding import Change
+from profiling._findings.why import plan_spec
 from profiling._hlo.op_name import parse_op_name
-from profiling._step.ops import read_location
+from profiling._step.ops import StepOps, read_location
 from profiling._step.walk import walk
 from spmd._mesh import Mesh
 from spmd._program import Program
 from spmd._sharding import HloSharding, from_hlo, to_hlo
 from spmd._spec import Spec, uneven_dims
-from spmd._value import ModuleAnnotation, Value
+from spmd._value import STATE_ROLES, ModuleAnnotation, Value, is_stacked
 
 _SHARDING = "mhlo.sharding"
 
@@ -92,6 +93,8 @@ def _edited(
             placed = _placed(place.results[index].owner)
             if spec is not None and placed is not None:
                 _say(placed, to_hlo(old, spec))
+        for number, spec in _of_layers(program, specs):
+            _say(place.operation(number), to_hlo(old, spec))
         for number, spec in change.annotations:
             operation = _placed(place.operation(number))
             if operation is None:
@@ -108,6 +111,25 @@ def _edited(
                 _turn(operation, old, mesh)
 
     return edited(program.module, edit)
+
+
+def _of_layers(
+    program: Program, specs: Mapping[str, Spec]
+) -> Iterator[tuple[int, Spec]]:
+    """Annotations inside a loop that say again how an input is split, of one layer."""
+    stacked = {n: s for n, s in specs.items() if is_stacked(n)}
+    mesh = program.mesh
+    if not stacked or mesh is None:
+        return
+    steps = StepOps(program)
+    before = {v.name: v.spec for v in program.inputs if v.name in stacked}
+    for op in steps.ops:
+        if not (op.in_loop and op.sharding):
+            continue
+        name = steps.input_behind(op, STATE_ROLES)
+        known = before.get(name)
+        if known and op.sharding == str(to_hlo(mesh, plan_spec(name, known))):
+            yield op.number, plan_spec(name, stacked[name])
 
 
 class _Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from profiling._findings.why import pattern_of
+from profiling._findings.why import pattern_of, plan_spec
 from profiling._step.ops import StepOps
 from spmd._plan import Plan
 from spmd._program import Program
@@ -22,7 +22,11 @@ def plan_of(program: Program) -> Plan:
         A plan; layers that are split alike have one pattern, and what is whole on every
         device has none.
     """
-    parameters = {v.name: v.spec or () for v in program.inputs if v.role == "parameter"}
+    parameters = {
+        v.name: plan_spec(v.name, v.spec or ())
+        for v in program.inputs
+        if v.role == "parameter"
+    }
     modules = {op.scope.module for op in StepOps(program).ops}
     outputs = {a.module: a.spec for a in program.annotations if a.module in modules}
     return Plan(_patterns(parameters), outputs=_patterns(outputs), name="explain")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from profiling._collectives.splits import Split
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Fix
-from profiling._findings.why import assigned_name, pattern_of, spec_code
+from profiling._findings.why import assigned_name, pattern_of, plan_spec, spec_code
 from profiling._step.ops import StepOp
 from spmd._spec import Spec, entry_axes
 
@@ -148,11 +148,12 @@ def _kept(case: Case, root: Root) -> tuple[str, ...]:
     operand = root.op.operands[0 if on_left else 1]
     summed = root.op.contracted[0 if on_left else 1]
     weight = case.values[root.weight]
-    if weight.spec is None or len(weight.spec) != 2 or len(operand.shape) != 2:
+    spec = plan_spec(weight.name, weight.spec or ())
+    if len(spec) != 2 or len(operand.shape) != 2:
         return ()
     free = next(d for d in range(2) if d not in summed)
-    turned = operand.shape != weight.shape or operand.name == "transpose"
-    entry = weight.spec[1 - free if turned else free]
+    turned = operand.shape != weight.shape[-2:] or operand.name == "transpose"
+    entry = spec[1 - free if turned else free]
     return tuple(a for a in entry_axes(entry) if a not in case.data_axes)
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from profiling._collectives.step_values import owner
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
-from profiling._findings.why import over, pattern_of, several, spec_code
+from profiling._findings.why import over, pattern_of, plan_spec, several, spec_code
 from spmd._spec import (
     Spec,
     entry_axes,
@@ -17,7 +17,7 @@ from spmd._spec import (
     spec_axes,
     uneven_dims,
 )
-from spmd._value import Value
+from spmd._value import Value, layer_dims
 
 _LEAST_BYTES, _MUCH, _SOME = 16 * 1024, 0.1, 0.01
 
@@ -96,7 +96,7 @@ def _fix(case: Case, pattern: str, values: list[Value]) -> Fix | None:
     moved = {n: s for n, s in specs.items() if s is not None}
     if len(moved) < len(specs):
         return None
-    spec = next(iter(moved.values()))
+    spec = plan_spec(*next(iter(moved.items())))
     return Fix(
         text=f"split another dim of {pattern}, one that divides",
         code=f'plan = spmd.Plan({{"{pattern}": {spec_code(spec)}}}) | plan',
@@ -111,7 +111,8 @@ def _elsewhere(case: Case, value: Value) -> Spec | None:
     spec = value.spec or ()
     uneven = {d for d, _ in uneven_dims(value.shape, case.mesh, spec)}
     dim = min(uneven)
-    for other in sorted(range(len(spec)), key=lambda d: -value.shape[d]):
+    dims = layer_dims(value.name, value.shape)
+    for other in sorted(dims, key=lambda d: -value.shape[d]):
         if spec[other] is not None:
             continue
         if value.shape[other] % case.size(entry_axes(spec[dim])) == 0:

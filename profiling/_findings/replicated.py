@@ -7,9 +7,16 @@ from collections import defaultdict
 from profiling._collectives.step_values import owner
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
-from profiling._findings.why import over, pattern_of, several, spec_code, split_words
+from profiling._findings.why import (
+    over,
+    pattern_of,
+    plan_spec,
+    several,
+    spec_code,
+    split_words,
+)
 from spmd._spec import Spec, spec_axes
-from spmd._value import Value
+from spmd._value import Value, layer_dims
 
 _ROLES = ("parameter", "buffer", "optimizer", "constant", "gradient")
 _LARGE, _SHARE = 1 << 20, 0.02
@@ -73,7 +80,8 @@ def _fix(
 ) -> Fix | None:
     specs: dict[str, Spec] = {}
     for name, value in parameters.items():
-        dims = [d for d, size in enumerate(value.shape) if size % ways == 0]
+        own = layer_dims(name, value.shape)
+        dims = [d for d in own if value.shape[d] % ways == 0]
         if ways < 2 or not dims:
             return None
         largest = max(dims, key=lambda d: value.shape[d])
@@ -83,7 +91,7 @@ def _fix(
         )
     if not specs:
         return None
-    spec = next(iter(specs.values()))
+    spec = plan_spec(*next(iter(specs.items())))
     return Fix(
         text=f"split {pattern} over {over(axes)}",
         code=f'plan = plan | spmd.Plan({{"{pattern}": {spec_code(spec)}}})',

@@ -9,7 +9,7 @@ from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
 from profiling._findings.sums import cost_of
 from profiling._findings.weights import without
-from profiling._findings.why import over, pattern_of, several, spec_code
+from profiling._findings.why import over, pattern_of, plan_spec, several, spec_code
 
 _MANY, _SMALL, _SHARE = 16, 256 * 1024, 0.05
 _LAYER = 1 << 20
@@ -73,7 +73,7 @@ def _kept_whole(case: Case, axes: tuple[str, ...], own: list[Collective]) -> Fix
     specs = {n: s for n, s in specs.items() if s != case.values[n].spec}
     if not specs or any(case.values[n].size_bytes > _LAYER for n in specs):
         return None
-    lines = {pattern_of(n): s for n, s in specs.items()}
+    lines = {pattern_of(n): plan_spec(n, s) for n, s in specs.items()}
     said = ", ".join(f'"{p}": {spec_code(s)}' for p, s in lines.items())
     return Fix(
         text=f"keep {several(lines)} whole over {over(axes)}",

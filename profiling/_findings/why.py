@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiling._step.ops import StepOp
 from spmd._spec import Spec, entry_axes
-from spmd._value import Value
+from spmd._value import Value, layer_dims
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -28,6 +28,23 @@ def spec_code(spec: Spec) -> str:
         ('(("fsdp", "replica"), None)', '("fsdp",)')
     """
     return repr(tuple(spec)).replace("'", '"')
+
+
+def plan_spec(name: str, spec: Spec) -> Spec:
+    """The spec that a plan gives a parameter: of one layer, where it is stacked.
+
+    Args:
+        name: The parameter's.
+        spec: Its own.
+
+    Returns:
+        One entry per dim of the layer's.
+
+    Example:
+        >>> plan_spec("layers.*.up.weight", (None, "fsdp", None))
+        ('fsdp', None)
+    """
+    return tuple(spec[d] for d in layer_dims(name, spec))
 
 
 def over(axes: Sequence[str]) -> str:

@@ -141,7 +141,7 @@ class StepOps:
 
         Returns:
             The name; empty if it is computed or of another role. In a loop over layers
-            that of the first layer's.
+            that of the stack, or the first layer's of those that are stacked there.
         """
         found = self._unscaled(op)
         if found.in_loop and found.name in _CUTTING:  # a layer's, of what was stacked

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from flags import Workload
 from profiling._targets.target import Target
+from spmd._value import is_stacked
 
 if TYPE_CHECKING:
     from flags import Backend
     from spmd._program import Program
     from spmd._value import Value
 
-_LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
+_LAYER = re.compile(r"(.*?\.)?(\d+|\*)(?=\.)")
 
 
 def workload(program: Program, target: Target) -> Workload:
@@ -35,21 +36,26 @@ def workload(program: Program, target: Target) -> Workload:
         Over how many devices most of the weights are gathered, and on how many hosts
         those are (hosts of one NVLink domain count as one); the weights of the largest
         layer (parameters whose names agree up to the first number, as in
-        ``layers.3.``), and all gradients; as many bytes as the parameters have. Copies
-        are over those axes of the batch that split no weight.
+        ``layers.3.``; a part of those that are stacked), and all gradients; as many
+        bytes as the parameters have. Copies are over those axes of the batch that split
+        no weight.
     """
     weights = [v for v in program.inputs if v.role == "parameter"]
     batch = {a for v in program.inputs if v.role == "input" for a in _axes(v)}
     layers: defaultdict[str, float] = defaultdict(float)
     over: Counter[tuple[str, ...]] = Counter()
+    total = 0.0
     for value in weights:
         gathered = tuple(a for a in _axes(value) if a in batch or not batch)
         kept = [a for a in _axes(value) if a not in gathered]
         size = value.device_bytes(None) / _num_shards(program, kept)
         found = _LAYER.match(value.name)
+        total += size
+        if is_stacked(value.name):
+            size /= value.shape[0]
         layers[found[0] if found else value.name] += size
         over[gathered] += round(size)
-    numbered = [size for name, size in layers.items() if name[-1].isdigit()]
+    numbered = [size for name, size in layers.items() if name[-1] in "0123456789*"]
     axes = over.most_common(1)[0][0] if over else ()
     copies = sorted(batch - set(axes))
     largest = max(numbered or layers.values(), default=None)
@@ -57,7 +63,7 @@ def workload(program: Program, target: Target) -> Workload:
         num_shards=_num_shards(program, axes),
         num_hosts=_num_hosts(program, axes, target),
         layer_bytes=None if largest is None else max(1, round(largest)),
-        gradient_bytes=round(sum(layers.values())) or None,
+        gradient_bytes=round(total) or None,
         num_copy_hosts=_num_hosts(program, copies, target),
     )
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import spmd
 from spmd import Mesh
+from spmd._stacked import per_layer
 from tests.on_device import sync
 
 FLAT = Mesh({"fsdp": 8})
@@ -75,7 +76,8 @@ def gradients(
     if loss.is_xla:
         sync()
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach().cpu(), **{n: g.cpu() for n, g in found.items()}}
+    found = dict(per_layer(model, {n: g.cpu() for n, g in found.items()}.items()))
+    return {"loss": loss.detach().cpu(), **found}
 
 
 def check_close(

@@ -13,6 +13,7 @@ import spmd
 from spmd import Mesh
 from spmd._auto_plan import auto_plan
 from spmd._module import take_apart
+from spmd._stacked import per_layer
 from tests.on_device import sync
 from tests.spmd.hf_models import CASES
 
@@ -87,6 +88,7 @@ def check_same(
     assert abs(loss.cpu() - wanted) <= LOSS_TOLERANCE
     expected = by_part(own, plan, gradients)
     found = {n: p.grad.cpu() for n, p in model.named_parameters()}
+    found = dict(per_layer(model, found.items()))
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
         worst = (found[key] - gradient).abs().max()

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 import spmd
@@ -42,6 +44,15 @@ def test_figures():
         layer_bytes=2 * 32 * 32,
         gradient_bytes=2 * weights,
     )
+
+
+def test_of_layers_that_are_stacked_one_counts():
+    step = program(embed__weight=(64, 32))
+    stacked = Value("m.layers.*.a", "parameter", (4, 32, 16), "bfloat16")
+    step = dataclasses.replace(step, inputs=(*step.inputs, stacked))
+    found = workload(step, Target.parse("h100:2x8"))
+    assert found.layer_bytes == 2 * 32 * 16
+    assert found.gradient_bytes == 2 * (64 * 32 + 4 * 32 * 16)
 
 
 def test_without_layers_or_weights():
