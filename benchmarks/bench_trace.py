@@ -36,7 +36,7 @@ def run(case: str) -> dict[str, float]:
 
     import spmd
     from fsdpv2 import FSDPv2
-    from spmd import _program_file
+    from spmd._program import file as program_file
 
     fsdp, tensor = CASES[case]
     spmd.init(cpu_devices=8)
@@ -56,7 +56,7 @@ def run(case: str) -> dict[str, float]:
         "peak_bytes": peak_kib * 1024,
         "before_bytes": before_kib * 1024,
         "module_bytes": len(program.module),
-        "file_bytes": len(_program_file.to_bytes(program)),
+        "file_bytes": len(program_file.to_bytes(program)),
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "num_inputs": len(program.inputs),
         "num_devices": mesh.size,

@@ -9,9 +9,9 @@ import torch
 
 import spmd
 from spmd import Mesh
-from spmd._mark import mark_sharding
+from spmd._marking.mark import mark_sharding
+from spmd._names.tree import named_leaves
 from spmd._runtime import device_types
-from spmd._tree import named_leaves
 from spmd._warn import warn_user
 
 
@@ -111,7 +111,8 @@ def _is_whole(leaf: torch.Tensor) -> bool:
         return False
     if spmd.get_sharding(leaf) is not None:
         return False
-    from spmd import _torch_xla, _torch_xla_graph
+    from spmd._torch_xla import graph as torch_xla_graph
+    from spmd._torch_xla import seam
 
-    computed = _torch_xla_graph.needs_execution([leaf])[0]
-    return not computed and _torch_xla.sharding_of(leaf) is None
+    computed = torch_xla_graph.needs_execution([leaf])[0]
+    return not computed and seam.sharding_of(leaf) is None

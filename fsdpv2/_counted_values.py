@@ -1,6 +1,6 @@
 """Random values of torch's distributions, from random words.
 
-Words are those of `spmd._counter_random.words`: two whole numbers of 24 bits each.
+Words are those of `spmd._ops.counter_random.words`: two whole numbers of 24 bits each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spmd._counter_random import BITS
+from spmd._ops.counter_random import BITS
 
 Words = tuple[torch.Tensor, torch.Tensor]
 Given = dict[str, Any]

@@ -13,7 +13,7 @@ from fsdpv2._remat import Remat, check_remat
 from fsdpv2._specs import AXIS, MIN_SHARD_ELEMENTS, batch_axes
 from fsdpv2._unit import Unit, make_unit, unit_of
 from spmd import Mesh
-from spmd._module import tie_again, tied_names, to_device
+from spmd._plans.module import tie_again, tied_names, to_device
 
 M = TypeVar("M", bound=nn.Module)
 _NAMES = {1: (AXIS,), 2: ("replica", AXIS)}

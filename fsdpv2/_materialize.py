@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn.utils import stateless
 
 from fsdpv2._recipe import Recipe, Recorder, StackedRecipe
-from spmd import _torch_xla
-from spmd._fulfil import watch
-from spmd._mark import get_sharding
-from spmd._module import named_tensors, to_device
-from spmd._promise import promise
+from spmd._marking.mark import get_sharding
+from spmd._marking.promise import promise
+from spmd._meshes.spec import shard_shape, shard_slices
+from spmd._plans.fulfil import watch
+from spmd._plans.module import named_tensors, to_device
 from spmd._runtime import init, runtime
-from spmd._spec import shard_shape, shard_slices
-from spmd._stacked import layers_of, unstacked
-from spmd._stand_in import exchange
+from spmd._stacked.layers import layers_of, unstacked
+from spmd._torch_xla import seam
+from spmd._trace.stand_in import exchange
 
 M = TypeVar("M", bound=nn.Module)
 InitFn = Callable[[nn.Module], object]
@@ -153,20 +153,20 @@ def _give(parameter: nn.Parameter, recipe: Recipe | StackedRecipe) -> None:
         return
     known = get_sharding(parameter)
     if known is None:
-        _exchange(parameter, recipe.piece(_all(parameter)).to(_torch_xla.device()))
+        _exchange(parameter, recipe.piece(_all(parameter)).to(seam.device()))
         return
     shape, mesh, spec = tuple(parameter.shape), known.mesh, known.spec
     padded = shard_shape(shape, mesh, spec)
     pieces: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
     shards = []
-    for device in _torch_xla.local_devices():
+    for device in seam.local_devices():
         index = shard_slices(shape, mesh, spec, device=device)
         key = tuple((s.start, max(s.start, s.stop)) for s in index)
         if key not in pieces:  # replicas share one
             piece = recipe.piece(tuple(slice(*ends) for ends in key))
             pieces[key] = _padded(piece, padded)
         shards.append(pieces[key])
-    value = _torch_xla.from_local_shards(shards, mesh, spec, shape=shape)
+    value = seam.from_local_shards(shards, mesh, spec, shape=shape)
     _exchange(parameter, value)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from spmd import Mesh
-from spmd._mark import mark_sharding
-from spmd._rebuild import leaves, rebuild
+from spmd._marking.mark import mark_sharding
+from spmd._names.rebuild import leaves, rebuild
 
 
 def microbatches(

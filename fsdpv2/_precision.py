@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from spmd._rebuild import rebuild
+from spmd._names.rebuild import rebuild
 
 T = TypeVar("T")
 

@@ -25,11 +25,12 @@ from fsdpv2._unreduced_rows import (
     known_as,
     summed,
 )
-from spmd import Annotation, _torch_xla
-from spmd._host_sums import added_up, parted
-from spmd._mark import get_sharding
-from spmd._planning import GRADIENT, noted
-from spmd._preserve_dot import Dims, dot
+from spmd import Annotation
+from spmd._marking.mark import get_sharding
+from spmd._marking.planning import GRADIENT, noted
+from spmd._ops.host_sums import added_up, parted
+from spmd._preserve.dot import Dims, dot
+from spmd._torch_xla import seam
 
 
 @contextmanager
@@ -221,7 +222,7 @@ def _by_device(
 ) -> torch.Tensor:
     """[devices, ..., out] times [devices, ..., in]: [devices, out, in]."""
     rows = list(range(1, x.ndim - 1))
-    return _torch_xla.dot_general(grad, x, rows, rows, [0], [0], dtype=dtype)
+    return seam.dot_general(grad, x, rows, rows, [0], [0], dtype=dtype)
 
 
 def _over_rows(
@@ -231,9 +232,9 @@ def _over_rows(
     rows = list(range(x.ndim - 1))
     parts = parted(known, grad, x)
     if parts is None:
-        return _torch_xla.dot_general(grad, x, rows, rows, [], [], dtype=dtype)
+        return seam.dot_general(grad, x, rows, rows, [], [], dtype=dtype)
     rows = [d + 1 for d in rows]
-    return added_up(_torch_xla.dot_general(*parts, rows, rows, [0], [0], dtype=dtype))
+    return added_up(seam.dot_general(*parts, rows, rows, [0], [0], dtype=dtype))
 
 
 def _named(grad: torch.Tensor, known: Annotation | None) -> Any:

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import (
 )
 
 from fsdpv2._random import Drawn, KeepDraws, RepeatDraws
-from spmd import _torch_xla
-from spmd._mark import get_sharding, put
-from spmd._rebuild import leaves, rebuild
+from spmd._marking.mark import get_sharding, put
+from spmd._names.rebuild import leaves, rebuild
+from spmd._torch_xla import seam
 from spmd._unwind import checkpoints_left
 
 Tensors = Mapping[str, torch.Tensor]
@@ -185,7 +185,7 @@ def _behind_barrier(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         twins = [tensor.detach().clone() for tensor in tensors]
         on_device = [twin for twin in twins if twin.device.type == "xla"]
         if on_device:
-            _torch_xla.optimization_barrier(on_device)
+            seam.optimization_barrier(on_device)
         for tensor, twin in zip(tensors, twins, strict=True):
             known = get_sharding(tensor)
             if known is not None:  # the compiler does not see through the barrier

@@ -13,12 +13,12 @@ from torch.nn.utils import stateless
 
 from fsdpv2._scan_random import CountedDraws, check_same, draw_keys
 from fsdpv2._unreduced import InLoop, Keeper, Unreduced, active, unreduced
-from spmd import _torch_xla
-from spmd._mark import Annotation, get_sharding, remember
-from spmd._rebuild import leaves, rebuild
-from spmd._stacked import Stacked
-from spmd._stacking import stack_layers
-from spmd._torch_xla_scan import Late, loop
+from spmd._marking.mark import Annotation, get_sharding, remember
+from spmd._names.rebuild import leaves, rebuild
+from spmd._stacked.layers import Stacked
+from spmd._stacked.stack import stack_layers
+from spmd._torch_xla import seam
+from spmd._torch_xla.scan import Late, loop
 
 Tensors = list[torch.Tensor]
 
@@ -264,7 +264,7 @@ def _split(value: torch.Tensor, known: Annotation | None) -> torch.Tensor:
     """The compiler does not look into a loop for how its values are split."""
     if known is None or value.device.type != "xla":
         return value
-    _torch_xla.mark(value, known.mesh, known.spec)
+    seam.mark(value, known.mesh, known.spec)
     return remember(value, known.mesh, known.spec)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpv2._counted_values import VALUES, drop_out, shape_and_dtype
-from spmd._counter_random import words
+from spmd._ops.counter_random import words
 
 _UNTAGGED = ("random", "random_")  # torch does not mark them as random
 _BASE = re.compile(r"(_|_like|_functional)$")

@@ -16,7 +16,7 @@ from fsdpv2._remat import Remat
 from fsdpv2._scan import scanning
 from fsdpv2._specs import AXIS, parameter_spec
 from spmd import Annotation, Mesh
-from spmd._mark import mark_sharding
+from spmd._marking.mark import mark_sharding
 from spmd._runtime import device_types
 
 ShardOutput = Callable[[Any, Mesh], Any]

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 import torch
 
 from fsdpv2._weights import without
-from spmd import Annotation, Mesh, _torch_xla
-from spmd._annotation import hook_of
-from spmd._host_sums import Rows, added_up
-from spmd._mark import get_sharding
-from spmd._planning import GRADIENT, noted
+from spmd import Annotation, Mesh
+from spmd._marking.annotation import hook_of
+from spmd._marking.mark import get_sharding
+from spmd._marking.planning import GRADIENT, noted
+from spmd._ops.host_sums import Rows, added_up
+from spmd._torch_xla import seam
 
 
 @dataclass(slots=True)
@@ -225,7 +226,7 @@ class Unreduced:
         axes = axes or self._axes
         rest = without(_known(weight).spec, axes)
         spec = (*rest[:dim], axes, *rest[dim:])
-        _torch_xla.mark(parts, self._mesh, spec)
+        seam.mark(parts, self._mesh, spec)
         return parts
 
     def _reduced(self, one: _Sum) -> torch.Tensor:
@@ -237,7 +238,7 @@ class Unreduced:
         all the same, which it cuts in two itself where copies are on other slices. On
         a device it has one term, of full precision.
         """
-        from spmd._precise_dot import dot_module  # takes jax with it
+        from spmd._ops.precise_dot import dot_module  # takes jax with it
 
         known = _known(one.weight)
         parts = one.parts.to(one.wire)
@@ -248,8 +249,8 @@ class Unreduced:
         shapes = tuple(ones.shape), tuple(parts.shape)
         module = dot_module(*shapes, parts.dtype, ((0,), (0,), (), ()), "highest")
         with noted(GRADIENT, one.weight, known.mesh, known.spec):
-            (value,) = _torch_xla.call_hlo("dot_general", [ones, parts], module)
-            _torch_xla.mark(value, known.mesh, known.spec)
+            (value,) = seam.call_hlo("dot_general", [ones, parts], module)
+            seam.mark(value, known.mesh, known.spec)
         return value.to(one.weight.dtype)
 
     def _hosts_last(self, one: _Sum, parts: torch.Tensor, hosts: int) -> torch.Tensor:
@@ -257,7 +258,7 @@ class Unreduced:
         known = _known(one.weight)
         with noted(GRADIENT, one.weight, known.mesh, known.spec):
             value = added_up(parts.unflatten(0, (hosts, -1)).sum(1))
-            _torch_xla.mark(value, known.mesh, known.spec)
+            seam.mark(value, known.mesh, known.spec)
         return value.to(one.weight.dtype)
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from fsdpv2._unreduced import Keeper
-from spmd._mark import get_sharding, remember
-from spmd._spec import entry_axes
-from spmd._vocab_columns import Exchange, exchange_of, exchanged
-from spmd._vocab_rows import add_rows
+from spmd._marking.mark import get_sharding, remember
+from spmd._meshes.spec import entry_axes
+from spmd._vocab.columns import Exchange, exchange_of, exchanged
+from spmd._vocab.rows import add_rows
 
 
 @dataclass(frozen=True, slots=True)

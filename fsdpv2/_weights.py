@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from spmd import _torch_xla
-from spmd._mark import get_sharding, remember
-from spmd._mesh import Mesh
-from spmd._spec import Spec, entry_axes
+from spmd._marking.mark import get_sharding, remember
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.spec import Spec, entry_axes
+from spmd._torch_xla import seam
 
 
 def gathered(tensor: torch.Tensor, *, axis: str) -> torch.Tensor:
@@ -52,7 +52,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     value = tensor.to(dtype)
     known = get_sharding(tensor)
     if known is not None and tensor.device.type == "xla":
-        _torch_xla.mark(value, known.mesh, known.spec)
+        seam.mark(value, known.mesh, known.spec)
         remember(value, known.mesh, known.spec)
     return value
 
@@ -61,8 +61,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
         whole = tensor.detach().clone()
-        _torch_xla.optimization_barrier([whole])  # makes it a value: data would move
-        _torch_xla.mark(whole, mesh, spec)
+        seam.optimization_barrier([whole])  # makes it a value: data would move
+        seam.mark(whole, mesh, spec)
         return whole
 
     @staticmethod

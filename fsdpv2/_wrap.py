@@ -19,7 +19,7 @@ from fsdpv2._specs import AXIS, MIN_SHARD_ELEMENTS, batch_axes
 from fsdpv2._unit import ShardOutput, Unit, make_unit, unit_of
 from fsdpv2._unreduced import Unreduced, unreduced
 from spmd import Mesh, Plan
-from spmd._module import tie_again, tied_names, to_device
+from spmd._plans.module import tie_again, tied_names, to_device
 
 _SHARED = (
     "_parameters",
@@ -365,9 +365,9 @@ class FSDPv2(nn.Module):
 def _choose_mesh(mesh: Any) -> Mesh:
     """The given mesh, torch_xla's global one, or one axis over all devices."""
     if mesh is None:
-        from spmd import _torch_xla
+        from spmd._torch_xla import seam
 
-        mesh = _torch_xla.global_mesh()
+        mesh = seam.global_mesh()
     return Mesh({AXIS: -1}) if mesh is None else spmd.mesh_from(mesh)
 
 

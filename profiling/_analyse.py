@@ -21,10 +21,10 @@ from profiling._schedule import Schedule
 from profiling._step.flops import step_flops
 from profiling._targets.target import Target
 from profiling._timeline.simulate import timeline
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 
 if TYPE_CHECKING:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 
 def analyse(

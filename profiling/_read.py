@@ -12,7 +12,7 @@ from profiling._hlo.load import ZIP_MAGIC, load_module
 from profiling._hlo.module import Module
 
 if TYPE_CHECKING:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 
 def read(path: str | Path) -> Program | Dump:
@@ -36,7 +36,7 @@ def read(path: str | Path) -> Program | Dump:
     with path.open("rb") as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     if is_zip or path.suffix == ".spmd":
-        from spmd._program import Program
+        from spmd._program.program import Program
 
         return Program.load(path)
     module = load_module(path)

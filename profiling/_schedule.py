@@ -15,7 +15,7 @@ from profiling._hlo.module import Module
 from profiling._memory.use import MemoryUse
 from profiling._targets.target import Target
 from profiling._timeline.timeline import Timeline
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 
 _NOTHING_S = 1e-12  # less is rounding
 

@@ -13,7 +13,7 @@ from profiling._collectives.totals import By
 from profiling._compiling.compiled import CompileError
 from profiling._memory.use import MemoryUse
 from profiling._timeline.timeline import Timeline
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 
 if TYPE_CHECKING:
     from profiling._schedule import Schedule

@@ -12,10 +12,10 @@ from profiling._collectives.totals import Total, table
 from profiling._compiling.compiled import FlagValue
 from profiling._schedule import Schedule
 from profiling._targets.target import Target, count
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 if TYPE_CHECKING:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 __all__ = ["Amount", "assert_collectives"]
 

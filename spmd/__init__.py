@@ -11,72 +11,72 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spmd import checkpoint
-    from spmd._annotation import Annotation
-    from spmd._auto_plan import auto_plan
-    from spmd._batch import shard_batch
-    from spmd._capture_checks import CaptureError
-    from spmd._convert import mesh_from, placements_from_spec, spec_from
-    from spmd._host_reads import HostReadError
-    from spmd._hosts import data_rank
-    from spmd._loader import ShardedLoader
-    from spmd._mark import (
+    from spmd._auto.plan import auto_plan
+    from spmd._batches.batch import shard_batch
+    from spmd._batches.hosts import data_rank
+    from spmd._batches.loader import ShardedLoader
+    from spmd._capture.checks import CaptureError
+    from spmd._capture.host_reads import HostReadError
+    from spmd._capture.prime import prime_optimizer
+    from spmd._marking.annotation import Annotation
+    from spmd._marking.mark import (
         clear_sharding,
         get_sharding,
         mark_sharding,
         replicate,
     )
-    from spmd._mesh import Mesh
-    from spmd._module import shard_module, to_device
-    from spmd._optimizer import shard_optimizer
-    from spmd._plan import Plan, ResolvedPlan
-    from spmd._preserve import PRESERVED, sharding_preserving
-    from spmd._prime import prime_optimizer
-    from spmd._program import Program
-    from spmd._replay import CompiledStep
+    from spmd._marking.optimizer import shard_optimizer
+    from spmd._meshes.convert import mesh_from, placements_from_spec, spec_from
+    from spmd._meshes.mesh import Mesh
+    from spmd._meshes.sharding import HloSharding
+    from spmd._ops.shard_as import shard_as
+    from spmd._plans.module import shard_module, to_device
+    from spmd._plans.plan import Plan, ResolvedPlan
+    from spmd._preserve.preserve import PRESERVED, sharding_preserving
+    from spmd._program.program import Program
+    from spmd._replay.replay import CompiledStep
+    from spmd._replay.step import compile_step
     from spmd._runtime import init
-    from spmd._shard_as import shard_as
-    from spmd._sharding import HloSharding
-    from spmd._stand_in import meta_parameters
-    from spmd._step import compile_step
-    from spmd._table import ShardingTable, sharding_table
-    from spmd._trace import trace
-    from spmd._visualize import visualize
+    from spmd._shown.table import ShardingTable, sharding_table
+    from spmd._shown.visualize import visualize
+    from spmd._trace.stand_in import meta_parameters
+    from spmd._trace.trace import trace
 
 _HOME = {
-    "PRESERVED": "_preserve",
-    "Annotation": "_annotation",
-    "CaptureError": "_capture_checks",
-    "CompiledStep": "_replay",
-    "HloSharding": "_sharding",
-    "HostReadError": "_host_reads",
-    "Mesh": "_mesh",
-    "Plan": "_plan",
-    "Program": "_program",
-    "ResolvedPlan": "_plan",
-    "ShardedLoader": "_loader",
-    "ShardingTable": "_table",
-    "auto_plan": "_auto_plan",
-    "clear_sharding": "_mark",
-    "compile_step": "_step",
-    "data_rank": "_hosts",
-    "get_sharding": "_mark",
+    "PRESERVED": "_preserve.preserve",
+    "Annotation": "_marking.annotation",
+    "CaptureError": "_capture.checks",
+    "CompiledStep": "_replay.replay",
+    "HloSharding": "_meshes.sharding",
+    "HostReadError": "_capture.host_reads",
+    "Mesh": "_meshes.mesh",
+    "Plan": "_plans.plan",
+    "Program": "_program.program",
+    "ResolvedPlan": "_plans.plan",
+    "ShardedLoader": "_batches.loader",
+    "ShardingTable": "_shown.table",
+    "auto_plan": "_auto.plan",
+    "clear_sharding": "_marking.mark",
+    "compile_step": "_replay.step",
+    "data_rank": "_batches.hosts",
+    "get_sharding": "_marking.mark",
     "init": "_runtime",
-    "mark_sharding": "_mark",
-    "mesh_from": "_convert",
-    "meta_parameters": "_stand_in",
-    "placements_from_spec": "_convert",
-    "prime_optimizer": "_prime",
-    "replicate": "_mark",
-    "shard_as": "_shard_as",
-    "shard_batch": "_batch",
-    "shard_module": "_module",
-    "shard_optimizer": "_optimizer",
-    "sharding_preserving": "_preserve",
-    "sharding_table": "_table",
-    "spec_from": "_convert",
-    "to_device": "_module",
-    "trace": "_trace",
-    "visualize": "_visualize",
+    "mark_sharding": "_marking.mark",
+    "mesh_from": "_meshes.convert",
+    "meta_parameters": "_trace.stand_in",
+    "placements_from_spec": "_meshes.convert",
+    "prime_optimizer": "_capture.prime",
+    "replicate": "_marking.mark",
+    "shard_as": "_ops.shard_as",
+    "shard_batch": "_batches.batch",
+    "shard_module": "_plans.module",
+    "shard_optimizer": "_marking.optimizer",
+    "sharding_preserving": "_preserve.preserve",
+    "sharding_table": "_shown.table",
+    "spec_from": "_meshes.convert",
+    "to_device": "_plans.module",
+    "trace": "_trace.trace",
+    "visualize": "_shown.visualize",
 }
 
 __all__ = [

@@ -43,9 +43,9 @@ def all_states() -> dict[str, Any]:
     """`host_state`, and the seed of the devices where there are any."""
     state = host_state()
     if _has_devices():
-        from spmd import _torch_xla_graph
+        from spmd._torch_xla import graph as torch_xla_graph
 
-        state["devices"] = _torch_xla_graph.seed()
+        state["devices"] = torch_xla_graph.seed()
     return state
 
 
@@ -57,9 +57,9 @@ def set_all_states(state: dict[str, Any]) -> None:
     """
     set_host_state(state)
     if "devices" in state and _has_devices():
-        from spmd import _torch_xla_graph
+        from spmd._torch_xla import graph as torch_xla_graph
 
-        _torch_xla_graph.set_seed(state["devices"])
+        torch_xla_graph.set_seed(state["devices"])
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
@@ -82,9 +82,9 @@ def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
 def _has_devices() -> bool:
     if "torch_xla" not in sys.modules:
         return False
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    return _torch_xla.runtime_is_up()
+    return seam.runtime_is_up()
 
 
 def _plain(value: Any) -> Any:

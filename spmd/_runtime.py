@@ -63,12 +63,13 @@ def init(
             another number of devices.
     """
     if _choose_runtime(runtime, cpu_devices) == "jax":
-        from spmd import _pjrt, _pjrt_processes
+        from spmd._pjrt import client as pjrt
+        from spmd._pjrt import processes as pjrt_processes
 
-        _pjrt.check_version()
+        pjrt.check_version()
         if cpu_devices is not None:
             _check_cpu_count(cpu_devices)
-            _pjrt_processes.choose_cpu(cpu_devices)
+            pjrt_processes.choose_cpu(cpu_devices)
         # torch_xla only traces: on an accelerator it would lock jax out of it.
         os.environ["PJRT_DEVICE"] = "CPU"
         cpu_devices = None
@@ -76,17 +77,17 @@ def init(
         _choose_cpu(cpu_devices)
     elif os.environ.get("PJRT_DEVICE") == "CPU":
         _check_cpu_count(_env_cpu_devices())
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    _torch_xla.check_version()
-    if not _torch_xla.spmd_is_on():
-        if _torch_xla.device_was_used():
+    seam.check_version()
+    if not seam.spmd_is_on():
+        if seam.device_was_used():
             raise RuntimeError(
                 "SPMD mode was switched on too late: the XLA device was already used "
                 f"by {_first_early_use()}. Call spmd.init() before that line, best "
                 "right after the imports"
             )
-        _torch_xla.switch_spmd_on()
+        seam.switch_spmd_on()
     _check_running_count(cpu_devices)
     _check_autograd()
 
@@ -102,12 +103,12 @@ def num_devices() -> int:
     """
     init()
     if runtime() == "jax":
-        from spmd import _pjrt_processes
+        from spmd._pjrt import processes as pjrt_processes
 
-        return _pjrt_processes.num_devices()
-    from spmd import _torch_xla
+        return pjrt_processes.num_devices()
+    from spmd._torch_xla import seam
 
-    return _torch_xla.num_devices()
+    return seam.num_devices()
 
 
 def _choose_runtime(wanted: str | None, cpu_devices: int | None) -> Runtime:
@@ -120,9 +121,9 @@ def _choose_runtime(wanted: str | None, cpu_devices: int | None) -> Runtime:
     if wanted is None:
         return runtime()
     if wanted == "auto":
-        from spmd import _pjrt_processes
+        from spmd._pjrt import processes as pjrt_processes
 
-        sees = cpu_devices is None and _pjrt_processes.sees_accelerator()
+        sees = cpu_devices is None and pjrt_processes.sees_accelerator()
         wanted = "jax" if sees else "torch_xla"
     chosen: Runtime = "jax" if wanted == "jax" else "torch_xla"
     if _runtime not in (None, chosen):
@@ -137,9 +138,9 @@ def _choose_runtime(wanted: str | None, cpu_devices: int | None) -> Runtime:
 def _choose_cpu(count: int) -> None:
     _check_cpu_count(count)
     if "torch_xla" in sys.modules:
-        from spmd import _torch_xla
+        from spmd._torch_xla import seam
 
-        if _torch_xla.runtime_is_up():
+        if seam.runtime_is_up():
             return
     os.environ["PJRT_DEVICE"] = "CPU"
     os.environ["CPU_NUM_DEVICES"] = str(count)
@@ -164,9 +165,9 @@ def _check_cpu_count(count: int) -> None:
 
 
 def _check_running_count(cpu_devices: int | None) -> None:
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    have = _torch_xla.num_devices()
+    have = seam.num_devices()
     if cpu_devices is not None and have != cpu_devices:
         raise RuntimeError(
             f"init: cpu_devices={cpu_devices}, but the runtime already runs with "
@@ -178,9 +179,9 @@ def _check_running_count(cpu_devices: int | None) -> None:
 def _check_autograd() -> None:
     """Refuse a process whose autograd started without the devices; asked once."""
     global _autograd_works
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    _autograd_works = _autograd_works or _torch_xla.autograd_works()
+    _autograd_works = _autograd_works or seam.autograd_works()
     if not _autograd_works:
         raise RuntimeError(
             "a backward ran on the CPU before the XLA runtime was up, and from then on "
@@ -209,9 +210,9 @@ def _first_early_use() -> str:
     if tensors:
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         return f"a tensor ({dtype}{list(tensors[0].shape)})"
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    if _torch_xla.seed_was_set():
+    if seam.seed_was_set():
         return "a random seed (torch_xla.manual_seed or xm.set_rng_state)"
     return "torch_xla.device()"
 

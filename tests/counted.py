@@ -1,4 +1,4 @@
-"""Draw by counting as `spmd._counter_random` does, in numpy, and in a CPU model."""
+"""Draw by counting as `spmd._ops.counter_random` does, in numpy, and in a CPU model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def threefry(key: Any, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def word_arrays(key: Any, shape: Any, *, number: int) -> list[np.ndarray]:
-    """What `spmd._counter_random.words` gives."""
+    """What `spmd._ops.counter_random.words` gives."""
     mine = [word[0] for word in threefry(key, number, 0)]
     index = np.arange(math.prod(shape))
     found = threefry(mine, index, np.zeros_like(index))

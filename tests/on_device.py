@@ -13,8 +13,9 @@ import torch
 import torch_xla
 
 import spmd
-from spmd import Mesh, _torch_xla
-from spmd._sharding import HloSharding, to_hlo
+from spmd import Mesh
+from spmd._meshes.sharding import HloSharding, to_hlo
+from spmd._torch_xla import seam
 
 spmd.init()
 
@@ -27,8 +28,8 @@ def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def native(tensor: torch.Tensor) -> HloSharding | None:
     """The sharding torch_xla has for a tensor, once nothing is in flight."""
-    _torch_xla.wait()
-    return _torch_xla.sharding_of(tensor)
+    seam.wait()
+    return seam.sharding_of(tensor)
 
 
 def as_tiles(mesh: Mesh, spec: tuple[Any, ...]) -> HloSharding:
@@ -43,7 +44,7 @@ def split_by(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Any, ...]) -> bool:
 
 def piece_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
     """Shape of what each device holds, padding included."""
-    return [tuple(data.shape) for _, data, _, _ in _torch_xla.local_shards(tensor)]
+    return [tuple(data.shape) for _, data, _, _ in seam.local_shards(tensor)]
 
 
 def constraints(*tensors: torch.Tensor) -> list[HloSharding]:

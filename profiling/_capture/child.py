@@ -33,9 +33,9 @@ def _trace(addresses: str, folder: str, milliseconds: int) -> None:
     try:
         from xprof.convert import _pywrap_profiler_plugin as client
     except ImportError:  # the same client, behind a longer import
-        from spmd import _torch_xla_profile
+        from spmd._torch_xla import profile as torch_xla_profile
 
-        _torch_xla_profile.collect(
+        torch_xla_profile.collect(
             addresses, folder, milliseconds=milliseconds, options=_LEVELS
         )
     else:

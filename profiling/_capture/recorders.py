@@ -19,7 +19,7 @@ _VALUE, _STAT_NAME = 2, 2  # of a map's entry, of XStatMetadata
 
 
 class Seam(Protocol):
-    """What `spmd._torch_xla_profile` and `spmd._pjrt_profile` have in common."""
+    """What `spmd._torch_xla.profile` and `spmd._pjrt.profile` have in common."""
 
     Session: Any
 
@@ -61,16 +61,16 @@ def recorders() -> tuple[Recorder, ...]:
         )
     found: list[Recorder] = []
     if "jax" in loaded:
-        from spmd import _pjrt_profile
+        from spmd._pjrt import profile as pjrt_profile
 
         if _runs_on_jax() or loaded == ["jax"]:
-            _pjrt_profile.start_runtime()
-        found.append(Recorder("jax", cast(Seam, _pjrt_profile)))
+            pjrt_profile.start_runtime()
+        found.append(Recorder("jax", cast(Seam, pjrt_profile)))
     if "torch_xla" in loaded:
-        from spmd import _torch_xla_profile
+        from spmd._torch_xla import profile as torch_xla_profile
 
-        found.append(Recorder("torch_xla", cast(Seam, _torch_xla_profile)))
-        if not _runs_on_jax() and _torch_xla_profile.is_up():
+        found.append(Recorder("torch_xla", cast(Seam, torch_xla_profile)))
+        if not _runs_on_jax() and torch_xla_profile.is_up():
             found.reverse()
     return tuple(found)
 

@@ -105,12 +105,12 @@ def _made(profiles: Path) -> Path:
 def _of_process_zero(name: str | None, recorder: Recorder, number: int) -> str | None:
     """Tell the others the name, or hear it; None where it does not come in time."""
     if recorder.name == "jax":
-        from spmd import _pjrt_processes
+        from spmd._pjrt import processes as pjrt_processes
 
         key = f"spmd/capture/{number}"
         if name is None:
-            return _pjrt_processes.read(key, timeout_s=_PATIENCE_S)
-        _pjrt_processes.publish(key, name)
+            return pjrt_processes.read(key, timeout_s=_PATIENCE_S)
+        pjrt_processes.publish(key, name)
         return name
     from spmd.checkpoint._team import Team, of_process_zero
 
@@ -206,7 +206,7 @@ def write_programs(session: Path) -> None:
     Raises:
         OSError: One cannot be written.
     """
-    running = sys.modules.get("spmd._running")
+    running = sys.modules.get("spmd._jax.running")
     for program in running.programs() if running else ():
         stem = re.sub(r"[^\w.-]", "_", program.name)
         taken = sum(1 for _ in session.glob(f"{glob.escape(stem)}*.spmd"))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flags import Preset
     from profiling._diff.diff import Diff
     from profiling._diff.limits import Limit
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _EPILOG = """\b
 Examples:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from profiling._findings.finding import Finding
     from profiling._findings.verify import Verified
     from profiling._schedule import Schedule
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _EPILOG = """\b
 Examples:

@@ -36,7 +36,7 @@ from profiling._targets.target import Target
 if TYPE_CHECKING:
     from flags import Preset
     from profiling._compiling.outcome import Outcome
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _EPILOG = """\b
 Examples:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from profiling._dump import Dump
     from profiling._profile.profile import Profile
     from profiling._targets.target import Target
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _EPILOG = """\b
 Examples:

@@ -18,7 +18,7 @@ from profiling._targets.target import Target
 from profiling._tuning.tune import BUDGET, LEAST_BUDGET, Tuned, tune
 
 if TYPE_CHECKING:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _EPILOG = """\b
 Example:
@@ -92,7 +92,7 @@ def tune_command(
 
 
 def _load(path: Path) -> Program:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
     try:
         return Program.load(path)

@@ -14,7 +14,7 @@ from profiling._compiling.compiled import FlagValue
 from profiling._targets.target import Target
 
 if TYPE_CHECKING:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _MESH = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(-1|[1-9]\d*)\s*")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profiling._hlo.device_groups import DeviceGroups
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -10,8 +10,8 @@ from profiling._hlo.device_groups import DeviceGroups
 from profiling._hlo.module import Module
 from profiling._targets.target import Target
 from profiling._timeline.timeline import Timeline
-from spmd._mesh import Mesh
-from spmd._program import Program
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import Program
 
 
 def collectives(

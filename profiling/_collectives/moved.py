@@ -13,7 +13,7 @@ from profiling._collectives.roles import Facts, part
 from profiling._collectives.step_values import StepValues
 from profiling._collectives.told import Told
 from profiling._hlo.module import Instruction, Module
-from spmd._program import Program
+from spmd._program.program import Program
 
 
 class MovedFinder:

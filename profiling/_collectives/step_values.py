@@ -21,7 +21,7 @@ from profiling._collectives.origins import (
     output_leaves,
 )
 from profiling._hlo.module import Instruction, Module
-from spmd._program import Program
+from spmd._program.program import Program
 
 Kind: TypeAlias = Literal["parameter", "optimizer", "gradient", "input"]
 """What matters of `spmd.Value`'s roles; a buffer counts as a parameter when it is read,

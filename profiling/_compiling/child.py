@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from profiling._hlo.wire import fields
 
 if TYPE_CHECKING:
-    from spmd._pjrt import Device
+    from spmd._pjrt.client import Device
 
 DUMP = "dump"
 _MODULE, _ASSIGNMENT = 1, 3  # fields of HloProto
@@ -37,8 +37,8 @@ def main(folder: Path) -> None:
 
 
 def _compiled(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    from spmd._pjrt_compile import compile_only
-    from spmd._program import Program
+    from spmd._pjrt.compile import compile_only
+    from spmd._program.program import Program
 
     program = Program.load(folder / "program.spmd")
     devices = _devices(job["devices"])
@@ -66,17 +66,17 @@ def _compiled(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _devices(said: dict[str, Any]) -> tuple[Device, ...]:
-    from spmd import _pjrt_compile
+    from spmd._pjrt import compile as pjrt_compile
 
     if said["kind"] == "cpu":
-        return _pjrt_compile.cpu_devices(said["number"])
+        return pjrt_compile.cpu_devices(said["number"])
     if said["kind"] == "gpu":
-        return _pjrt_compile.gpu_devices(said["description"], said["topology"])
+        return pjrt_compile.gpu_devices(said["description"], said["topology"])
     options = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in said["options"].items()
     }
-    return _pjrt_compile.tpu_devices(said["name"], **options)
+    return pjrt_compile.tpu_devices(said["name"], **options)
 
 
 def _dump_flags(folder: Path) -> dict[str, Any]:

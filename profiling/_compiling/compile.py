@@ -12,7 +12,7 @@ from profiling._compiling.compiled import CompileError, FlagValue
 from profiling._compiling.program import Progress, compile_program
 from profiling._schedule import Schedule
 from profiling._targets.target import Target
-from spmd._program import Program
+from spmd._program.program import Program
 
 
 def compile(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from profiling._targets.target import Target
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 ErrorKind = Literal[
     "crash", "flag", "memory", "lock", "timeout", "missing extra", "other"

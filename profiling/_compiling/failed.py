@@ -8,8 +8,8 @@ from profiling._compiling import words as compiler_words
 from profiling._compiling.compiled import Compiled, CompileError
 from profiling._memory.temporaries import largest_temporaries
 from profiling._targets.target import Target
-from spmd._program import Program
-from spmd._program_summary import bytes_text
+from spmd._program.program import Program
+from spmd._program.summary import bytes_text
 
 _NUM_LARGEST = 5
 

@@ -15,7 +15,7 @@ from profiling._schedule import Schedule
 from profiling._targets.target import Target
 
 if TYPE_CHECKING:
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 FORMAT = 1
 """Of `document`; raised when a field goes or comes to mean another thing."""

@@ -20,7 +20,7 @@ from profiling._compiling.compiled import Compiled, CompileError, FlagValue, Mem
 from profiling._compiling.failed import failed, too_big
 from profiling._compiling.setup import devices_of, flags_for, versions_for
 from profiling._targets.target import Target
-from spmd._program import Program
+from spmd._program.program import Program
 
 Progress = Callable[[str, float], None]
 """Called with the target's text and the seconds so far, about twice a second."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from profiling._diff.diff import Diff, over
 from profiling._diff.side import BY_ROLE, FIGURES, ROLES, Side
 from profiling._report.show_words import seconds_text
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 _TEXT = re.compile(
     r"\s*(?P<figure>[a-z_]+(?::[a-z ]+)?)\s*=\s*(?P<plus>\+?)\s*"

@@ -16,7 +16,7 @@ from profiling._dump import Dump, DumpedProgram
 from profiling._read import read
 from profiling._schedule import Schedule
 from profiling._targets.target import Target
-from spmd._program import Program
+from spmd._program.program import Program
 
 Opened: TypeAlias = Program | Dump | tuple[Side, ...]
 Step: TypeAlias = (

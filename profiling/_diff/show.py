@@ -16,7 +16,7 @@ from profiling._diff.limits import figure_text
 from profiling._diff.side import Side
 from profiling._findings.why import several
 from profiling._report.show_words import print_indented, seconds_text, short
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 _TITLES = {
     "wire_bytes": "on the wire",

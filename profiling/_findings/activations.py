@@ -19,8 +19,8 @@ from profiling._findings.why import (
     split_words,
 )
 from profiling._step.ops import StepOp
-from spmd._spec import entry_axes
-from spmd._value import Value
+from spmd._meshes.spec import entry_axes
+from spmd._program.value import Value
 
 
 def activations_gathered(case: Case) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from profiling._findings.finding import Figures, Finding, Fix, Proof
 from profiling._schedule import Schedule
-from spmd._spec import Spec, entry_axes
+from spmd._meshes.spec import Spec, entry_axes
 
 if TYPE_CHECKING:
     from profiling._findings.verify import Verified

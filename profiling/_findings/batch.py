@@ -16,8 +16,8 @@ from profiling._findings.why import (
     split_words,
 )
 from profiling._step.ops import StepOp
-from spmd._spec import Spec, entry_axes
-from spmd._value import Value
+from spmd._meshes.spec import Spec, entry_axes
+from spmd._program.value import Value
 
 _LITTLE = 64 * 1024
 

@@ -9,10 +9,10 @@ from profiling._collectives.collective import Collective, Role
 from profiling._collectives.splits import Splits
 from profiling._schedule import Schedule
 from profiling._step.ops import StepOp, StepOps
-from spmd._mesh import Mesh
-from spmd._program import Program
-from spmd._spec import entry_axes, spec_axes
-from spmd._value import Value
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.spec import entry_axes, spec_axes
+from spmd._program.program import Program
+from spmd._program.value import Value
 
 WEIGHTS = ("parameter", "buffer")
 _MOVING: tuple[Role, ...] = ("activation", "reshard", "input")

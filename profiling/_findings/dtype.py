@@ -11,7 +11,7 @@ from profiling._findings.reshards import spec_of
 from profiling._findings.sums import cost_of
 from profiling._findings.why import annotated_name, parameter_code, several, spec_code
 from profiling._step.ops import StepOp
-from spmd._spec import Spec, shard_shape
+from spmd._meshes.spec import Spec, shard_shape
 
 _BITS = {"f64": 64, "f32": 32, "bf16": 16, "f16": 16, "f8E4M3FN": 8, "f8E5M2": 8}
 

@@ -12,11 +12,11 @@ from profiling._findings.why import plan_spec
 from profiling._hlo.op_name import parse_op_name
 from profiling._step.ops import StepOps, read_location
 from profiling._step.walk import walk
-from spmd._mesh import Mesh
-from spmd._program import Program
-from spmd._sharding import HloSharding, from_hlo, to_hlo
-from spmd._spec import Spec, uneven_dims
-from spmd._value import STATE_ROLES, ModuleAnnotation, Value, is_stacked
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.sharding import HloSharding, from_hlo, to_hlo
+from spmd._meshes.spec import Spec, uneven_dims
+from spmd._program.program import Program
+from spmd._program.value import STATE_ROLES, ModuleAnnotation, Value, is_stacked
 
 _SHARDING = "mhlo.sharding"
 
@@ -82,7 +82,7 @@ def _with_state(program: Program, specs: dict[str, Spec]) -> dict[str, Spec]:
 def _edited(
     program: Program, change: Change, specs: Mapping[str, Spec], old: Mesh, mesh: Mesh
 ) -> bytes:
-    from spmd._stablehlo import edited
+    from spmd._program.stablehlo import edited
 
     def edit(main: Any) -> None:
         place = _Place(program, main)

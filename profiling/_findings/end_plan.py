@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from profiling._findings.why import pattern_of, plan_spec
 from profiling._step.ops import StepOps
-from spmd._plan import Plan
-from spmd._program import Program
-from spmd._spec import Spec, spec_axes
+from spmd._meshes.spec import Spec, spec_axes
+from spmd._plans.plan import Plan
+from spmd._program.program import Program
 
 
 def plan_of(program: Program) -> Plan:

@@ -20,7 +20,7 @@ from profiling._findings.reshards import reshards
 from profiling._findings.small import many_small
 from profiling._findings.weights import weights_gathered_again
 from profiling._schedule import Schedule
-from spmd._program import Program
+from spmd._program.program import Program
 
 Finder = Callable[[Case], Sequence[Finding]]
 FINDERS: tuple[Finder, ...] = (

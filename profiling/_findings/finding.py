@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
-from spmd._mesh import Mesh
-from spmd._spec import Spec
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.spec import Spec
 
 Severity: TypeAlias = Literal["problem", "note"]
 FindingKind: TypeAlias = Literal[

@@ -10,7 +10,7 @@ from profiling._findings.case import Case
 from profiling._findings.finding import Change, Fix
 from profiling._findings.why import assigned_name, pattern_of, plan_spec, spec_code
 from profiling._step.ops import StepOp
-from spmd._spec import Spec, entry_axes
+from spmd._meshes.spec import Spec, entry_axes
 
 
 @dataclass(frozen=True, slots=True)

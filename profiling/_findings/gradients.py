@@ -19,8 +19,8 @@ from profiling._findings.why import (
     split_words,
 )
 from profiling._step.ops import StepOp
-from spmd._spec import spec_axes, uneven_dims
-from spmd._value import Value
+from spmd._meshes.spec import spec_axes, uneven_dims
+from spmd._program.value import Value
 
 
 def gradients_all_reduced(case: Case) -> list[Finding]:

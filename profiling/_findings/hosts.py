@@ -23,7 +23,7 @@ from profiling._findings.renumbered import renumbered_s
 from profiling._findings.sums import cost_of
 from profiling._findings.why import over
 from profiling._report.show_words import seconds_text
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 
 Axes = tuple[str, ...]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Fix
-from spmd._mesh import Mesh
-from spmd._spec import uneven_dims
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.spec import uneven_dims
 
 
 def near_devices(case: Case) -> int:

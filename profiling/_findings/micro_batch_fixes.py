@@ -9,7 +9,7 @@ from profiling._findings.case import Case
 from profiling._findings.finding import Change, Fix
 from profiling._findings.gradient_parts import Part
 from profiling._findings.why import over, parameter_code, several, spec_code
-from spmd._spec import Spec, entry_axes, spec_axes, uneven_dims
+from spmd._meshes.spec import Spec, entry_axes, spec_axes, uneven_dims
 
 Parts: TypeAlias = Mapping[str, tuple[Part, ...]]
 """The gradients that are added up, by parameter."""

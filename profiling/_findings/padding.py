@@ -9,7 +9,7 @@ from profiling._collectives.step_values import owner
 from profiling._findings.case import Case
 from profiling._findings.finding import Change, Finding, Fix
 from profiling._findings.why import over, pattern_of, plan_spec, several, spec_code
-from spmd._spec import (
+from spmd._meshes.spec import (
     Spec,
     entry_axes,
     num_shards,
@@ -17,7 +17,7 @@ from spmd._spec import (
     spec_axes,
     uneven_dims,
 )
-from spmd._value import Value, layer_dims
+from spmd._program.value import Value, layer_dims
 
 _LEAST_BYTES, _MUCH, _SOME = 16 * 1024, 0.1, 0.01
 

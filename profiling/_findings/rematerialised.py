@@ -14,9 +14,9 @@ from profiling._findings.sums import cost_of
 from profiling._findings.why import spec_code
 from profiling._hlo.op_name import parse_op_name
 from profiling._hlo.shape import Shape
-from spmd._program_summary import bytes_text
-from spmd._sharding import HloSharding, from_hlo
-from spmd._spec import Spec
+from spmd._meshes.sharding import HloSharding, from_hlo
+from spmd._meshes.spec import Spec
+from spmd._program.summary import bytes_text
 
 _WARNING = re.compile(
     r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go "

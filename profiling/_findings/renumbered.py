@@ -8,7 +8,7 @@ from profiling._collectives.ops import CollectiveOp, collective_ops
 from profiling._findings.case import Case
 from profiling._hlo.device_groups import DeviceGroups
 from profiling._timeline.simulate import timeline
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 
 
 def renumbered_s(case: Case, mesh: Mesh) -> float | None:

@@ -15,8 +15,8 @@ from profiling._findings.why import (
     spec_code,
     split_words,
 )
-from spmd._spec import Spec, spec_axes
-from spmd._value import Value, layer_dims
+from spmd._meshes.spec import Spec, spec_axes
+from spmd._program.value import Value, layer_dims
 
 _ROLES = ("parameter", "buffer", "optimizer", "constant", "gradient")
 _LARGE, _SHARE = 1 << 20, 0.02

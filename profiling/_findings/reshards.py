@@ -12,8 +12,8 @@ from profiling._findings.finding import Change, Finding, Fix
 from profiling._findings.sums import cost_of
 from profiling._findings.why import annotated_name, over, spec_code
 from profiling._step.ops import StepOp
-from spmd._sharding import HloSharding, from_hlo
-from spmd._spec import Spec, SpecEntry, entry_axes, shard_shape, spec_axes
+from spmd._meshes.sharding import HloSharding, from_hlo
+from spmd._meshes.spec import Spec, SpecEntry, entry_axes, shard_shape, spec_axes
 
 _SHARE = 0.01
 

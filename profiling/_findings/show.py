@@ -15,7 +15,7 @@ from profiling._findings.fix_flags import flags_text
 from profiling._findings.why import over, several
 from profiling._report.show_words import flops_text, print_indented, seconds_text
 from profiling._schedule import Schedule
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 if TYPE_CHECKING:
     from profiling._findings.verify import Verified

@@ -17,8 +17,8 @@ from profiling._findings.meshes import mesh_code
 from profiling._schedule import Schedule
 from profiling._step.ops import StepOps
 from profiling._targets.target import Target
-from spmd._plan import Plan
-from spmd._program import Program
+from spmd._plans.plan import Plan
+from spmd._program.program import Program
 
 Progress = Callable[[str, float], None]
 _AS_PLANNED = ("activation-gathered", "batch-replicated")

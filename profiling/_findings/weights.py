@@ -10,7 +10,7 @@ from profiling._findings.finding import Change, Finding, Fix
 from profiling._findings.micro_batches import num_micro_batches
 from profiling._findings.sums import cost_of
 from profiling._findings.why import over, parameter_code, pattern_of, several, spec_code
-from spmd._spec import Spec, SpecEntry, entry_axes
+from spmd._meshes.spec import Spec, SpecEntry, entry_axes
 
 _NEEDED = 2
 """Once forward, once backward."""

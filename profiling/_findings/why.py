@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from profiling._step.ops import StepOp
-from spmd._spec import Spec, entry_axes
-from spmd._value import Value, layer_dims
+from spmd._meshes.spec import Spec, entry_axes
+from spmd._program.value import Value, layer_dims
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 

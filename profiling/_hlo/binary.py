@@ -25,7 +25,7 @@ from profiling._hlo.module import (
 )
 from profiling._hlo.opcodes import check_opcode
 from profiling._hlo.wire import Fields, WireFault, apart, fields, first_fault
-from spmd._hlo_proto import ComputationParts, HloInstructionProto, ModuleParts
+from spmd._program.hlo_proto import ComputationParts, HloInstructionProto, ModuleParts
 
 _SHARDING: dict[int, Any] = {}
 _SHARDING[5] = _SHARDING

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from profiling._hlo.module import Module
 from profiling._hlo.shape import Shape
 from profiling._memory.use import HeldTensor
-from spmd._sharding import HloSharding, from_hlo
-from spmd._spec import Spec, num_shards, spec_axes
+from spmd._meshes.sharding import HloSharding, from_hlo
+from spmd._meshes.spec import Spec, num_shards, spec_axes
 
 if TYPE_CHECKING:
-    from spmd._mesh import Mesh
-    from spmd._program import Program
-    from spmd._value import Value
+    from spmd._meshes.mesh import Mesh
+    from spmd._program.program import Program
+    from spmd._program.value import Value
 
 UNKNOWN = "unknown"
 _WORDS = {

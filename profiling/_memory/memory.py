@@ -20,8 +20,8 @@ from profiling._memory.use import HeldTensor, MemoryUse, Origin, PeakBuffer
 from profiling._targets.target import Target
 
 if TYPE_CHECKING:
-    from spmd._mesh import Mesh
-    from spmd._program import Program
+    from spmd._meshes.mesh import Mesh
+    from spmd._program.program import Program
 
 PADDING = "padding"
 """Role of the bytes by which inputs are larger than their data, as on a TPU."""

@@ -73,20 +73,20 @@ class Devices:
             import jax
 
             return cls._jax(jax.device_count(), jax.local_devices())
-        torch_xla = sys.modules.get("spmd._torch_xla")
+        torch_xla = sys.modules.get("spmd._torch_xla.seam")
         if torch_xla is not None and torch_xla.runtime_is_up():
             return cls._torch_xla()
         return cls()
 
     @classmethod
     def _torch_xla(cls) -> Devices:
-        from spmd import _torch_xla
+        from spmd._torch_xla import seam
 
         return cls(
             "torch_xla",
-            _torch_xla.num_devices() if _torch_xla.spmd_is_on() else 1,
-            _torch_xla.process_index(),
-            _torch_xla.num_processes(),
+            seam.num_devices() if seam.spmd_is_on() else 1,
+            seam.process_index(),
+            seam.num_processes(),
         )
 
     @classmethod

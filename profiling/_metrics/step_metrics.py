@@ -27,7 +27,7 @@ from profiling._metrics.values import are_recorded, keep, read
 from profiling._schedule import Schedule
 from profiling._step.flops import StepFlops
 from profiling._targets.target import Target
-from spmd._program import Program
+from spmd._program.program import Program
 
 B = TypeVar("B")
 

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from profiling._report.show_words import flops_text
 from profiling._step.flops import StepFlops, step_flops
 from profiling._targets.target import Target
-from spmd._program import Program
+from spmd._program.program import Program
 
 
 @dataclass(frozen=True, slots=True)

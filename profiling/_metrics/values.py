@@ -88,7 +88,7 @@ def is_traced(value: Any) -> bool:
 
 
 def _is_refusing() -> bool:
-    host_reads = sys.modules.get("spmd._host_reads")
+    host_reads = sys.modules.get("spmd._capture.host_reads")
     return host_reads is not None and host_reads.is_refusing()
 
 
@@ -104,7 +104,7 @@ def are_recorded(values: Sequence[Any]) -> list[bool]:
     places = _on_xla(values)
     found = [False] * len(values)
     if places:
-        from spmd._torch_xla_graph import needs_execution
+        from spmd._torch_xla.graph import needs_execution
 
         answers = needs_execution([values[i] for i in places])
         for i, is_recorded in zip(places, answers, strict=True):
@@ -139,7 +139,7 @@ def _read(values: Sequence[Any]) -> list[float]:
     places = _on_xla(values)
     found = list(values)
     if places:
-        from spmd._torch_xla import to_host
+        from spmd._torch_xla.seam import to_host
 
         copied = to_host([values[i] for i in places])
         for i, value in zip(places, copied, strict=True):
@@ -190,7 +190,7 @@ def is_jax(value: Any) -> bool:
 
 
 def _is_device_array(kind: type) -> bool:
-    arrays = sys.modules.get("spmd._device_array")
+    arrays = sys.modules.get("spmd._jax.device_array")
     return arrays is not None and kind is arrays.DeviceArray
 
 

@@ -17,8 +17,8 @@ from profiling._profile.names import OpNames
 from profiling._profile.trace import Trace
 from profiling._schedule import Schedule
 from profiling._targets.target import Target
-from spmd._mesh import Mesh
-from spmd._program import Program
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import Program
 
 Given: TypeAlias = Program | Dump | DumpedProgram | Compiled | Schedule | Module | None
 """What a caller may know of the program that ran."""

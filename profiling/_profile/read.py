@@ -34,8 +34,8 @@ from profiling._profile.tables import (
 from profiling._profile.trace import OpEvent, Trace
 from profiling._profile.verdict import verdict
 from profiling._targets.target import Target
-from spmd._mesh import Mesh
-from spmd._program import Program
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import Program
 
 _STRAGGLES = 0.05
 _PS = 1e-12

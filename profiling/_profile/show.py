@@ -24,7 +24,7 @@ from profiling._report.show_words import (
     short,
 )
 from profiling._targets.target import count
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 _READ = "  read from "
 _NOUNS = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU device"}

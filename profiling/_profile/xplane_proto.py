@@ -8,7 +8,7 @@ keeps them as bytes too (`LineParts`), and takes each apart once.
 
 from __future__ import annotations
 
-from spmd._messages import message_classes
+from spmd._program.messages import message_classes
 
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "XStat": {

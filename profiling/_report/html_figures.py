@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiling._report.show_words import mfu_flops_text, percent, seconds_text
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 _WORST_EXPOSED = 0.1
 """Share of a step that waits for communication, from which on it is marked."""

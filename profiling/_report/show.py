@@ -24,7 +24,7 @@ from profiling._report.show_words import (
 from profiling._schedule import Schedule
 from profiling._targets.show import memory_text
 from profiling._targets.target import Target, count
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 _ONE = ("input ", "temporary ")  # what the name of a single holder begins with
 _READ = "  read from "

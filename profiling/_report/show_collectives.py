@@ -12,7 +12,7 @@ from profiling._collectives.collective import Collective
 from profiling._collectives.totals import By, by_axes_and_role
 from profiling._report.show_words import Tail, percent, print_indented, seconds_text
 from profiling._schedule import Schedule
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 ROOMY = 100
 """Columns from which on there is room between columns."""

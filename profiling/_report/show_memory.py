@@ -10,7 +10,7 @@ from profiling._memory.use import HeldTensor, MemoryUse
 from profiling._report.show_words import Tail, percent, print_indented
 from profiling._schedule import Schedule
 from profiling._targets.target import count
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 _PARTS = (("arguments", "█"), ("temporaries", "▓"), ("outputs", "▒"), ("free", "░"))
 _BAR_ENDS = 4

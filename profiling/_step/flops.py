@@ -19,7 +19,7 @@ from profiling._report.show_words import flops_text
 from profiling._step.causal import causal_sizes, is_causal
 from profiling._step.model_flops import model_flops
 from profiling._timeline.flops import Matmul, matmul
-from spmd._program import Program
+from spmd._program.program import Program
 
 _known: dict[str, StepFlops] = {}
 
@@ -124,8 +124,8 @@ def flops_of(module: Module) -> StepFlops:
 
 
 def _module(program: Program) -> Module:
-    from spmd._pjrt import hlo_from_stablehlo
-    from spmd._stablehlo import module_text
+    from spmd._pjrt.client import hlo_from_stablehlo
+    from spmd._program.stablehlo import module_text
 
     text = module_text(program.module, locations=True)
     return read_binary(hlo_from_stablehlo(text), source=f"program {program.name!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from profiling._hlo.op_name import Scope, parse_op_name
 from profiling._step.walk import ARGUMENT, HELD, Walked
-from spmd._program import Program
+from spmd._program.program import Program
 
 _PLACED = "Sharding"
 _PASSING = frozenset(
@@ -190,7 +190,7 @@ def _is_number(op: StepOp) -> bool:
 
 def _read(module: bytes) -> list[StepOp]:
     from profiling._step.walk import walk
-    from spmd._stablehlo import main_of, opened
+    from spmd._program.stablehlo import main_of, opened
 
     with opened(module) as parsed:
         return _Reader(walk(main_of(parsed))).ops

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from profiling._compiling.compiled import FlagValue
 from profiling._tuning.space import Knob
 from profiling._tuning.trial import Flags, Judge, Trial, best_of
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 
 @dataclass(frozen=True, slots=True)

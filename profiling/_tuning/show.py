@@ -9,7 +9,7 @@ from rich.text import Text
 from profiling._report.show_words import percent
 from profiling._tuning.trial import Trial
 from profiling._tuning.tune import Tuned, effect_text, setting
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 
 def show_tuned(found: Tuned, console: Console) -> None:

@@ -16,7 +16,7 @@ from profiling._targets.target import Target
 
 if TYPE_CHECKING:
     from profiling._schedule import Schedule
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 SAME = 1e-3
 """Share of a step below which two estimates count as the same."""

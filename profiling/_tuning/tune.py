@@ -14,11 +14,11 @@ from profiling._tuning.search import Effect, descend, effects
 from profiling._tuning.space import Knob, knobs
 from profiling._tuning.trial import Compile, Flags, Judge, Trial, Watch
 from profiling._tuning.workload import workload
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 
 if TYPE_CHECKING:
     from profiling._schedule import Schedule
-    from spmd._program import Program
+    from spmd._program.program import Program
 
 _PRESETS = {"gpu": "gpu-overlap", "tpu": "tpu-overlap"}
 _LIBRARIES = {"gpu": "cuda", "tpu": "libtpu"}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from flags import Workload
 from profiling._targets.target import Target
-from spmd._value import is_stacked
+from spmd._program.value import is_stacked
 
 if TYPE_CHECKING:
     from flags import Backend
-    from spmd._program import Program
-    from spmd._value import Value
+    from spmd._program.program import Program
+    from spmd._program.value import Value
 
 _LAYER = re.compile(r"(.*?\.)?(\d+|\*)(?=\.)")
 
@@ -104,7 +104,7 @@ def workload_of(path: Path | None, text: str) -> tuple[Workload | None, Backend]
     target = Target.parse(text)
     if path is None:
         return None, target.kind
-    from spmd._program import Program
+    from spmd._program.program import Program
 
     program = Program.load(path)
     if program.num_devices != target.num_devices:

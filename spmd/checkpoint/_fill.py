@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from spmd._mark import Annotation, get_sharding, remember
-from spmd._mesh import Mesh
-from spmd._spec import shard_shape, shard_slices
+from spmd._marking.mark import Annotation, get_sharding, remember
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.spec import shard_shape, shard_slices
 from spmd.checkpoint._jax_values import Refill
 from spmd.checkpoint._places import Place
 from spmd.checkpoint._promised import can_promise, promise_from
@@ -78,7 +78,7 @@ def _put(place: Place, tensor: torch.Tensor, value: torch.Tensor) -> None:
     elif tensor.device.type == value.device.type:
         tensor.data = value
     else:
-        from spmd._stand_in import exchange
+        from spmd._trace.stand_in import exchange
 
         if isinstance(tensor, nn.Parameter):
             value = nn.Parameter(value, tensor.requires_grad)
@@ -93,23 +93,24 @@ def _split(
     advance: Advance,
 ) -> torch.Tensor:
     """A tensor on the devices; the host holds this process's pieces for a moment."""
-    from spmd import _torch_xla, _torch_xla_graph
+    from spmd._torch_xla import graph as torch_xla_graph
+    from spmd._torch_xla import seam
 
     annotation = annotation_of(tensor, key)
     if annotation is None:
         whole = torch.empty(tensor.shape, dtype=dtype)
         _fill(source, key, whole, advance)
         if whole.ndim == 0:
-            return _torch_xla_graph.scalar(whole.item(), dtype)
-        value = whole.to(_torch_xla.device())
-        _torch_xla_graph.handles([value])  # uploads it
+            return torch_xla_graph.scalar(whole.item(), dtype)
+        value = whole.to(seam.device())
+        torch_xla_graph.handles([value])  # uploads it
         return value
     mesh, spec = annotation.mesh, annotation.spec
     shape = tuple(tensor.shape)
     padded = shard_shape(shape, mesh, spec)
     boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], torch.Tensor] = {}
     shards = []
-    for device in _torch_xla.local_devices():
+    for device in seam.local_devices():
         part = shard_slices(shape, mesh, spec, device=device)
         size = tuple(max(0, s.stop - s.start) for s in part)
         region = tuple(s.start for s in part), size
@@ -123,7 +124,7 @@ def _split(
         if all(region[1])
     ]
     source.fill(key, regions, advance=advance)
-    value = _torch_xla.from_local_shards(shards, mesh, spec, shape=shape)
+    value = seam.from_local_shards(shards, mesh, spec, shape=shape)
     return remember(value, mesh, spec)
 
 
@@ -140,9 +141,9 @@ def annotation_of(tensor: torch.Tensor, key: str) -> Annotation | None:
     known = get_sharding(tensor)
     if known is not None or tensor.device.type != "xla":
         return known
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    sharding = _torch_xla.sharding_of(tensor)
+    sharding = seam.sharding_of(tensor)
     if sharding is None or sharding.is_replicated:
         return None
     tiles = sharding.tiles()

@@ -115,9 +115,9 @@ class _Weights:
         promised = promised_values(held, whole=several)
         self._elsewhere = {**promised, **values(model)}
         if any(t.device.type == "xla" for t in held):
-            from spmd import _torch_xla_graph
+            from spmd._torch_xla import graph as torch_xla_graph
 
-            _torch_xla_graph.settle(wait_for_it=True)
+            torch_xla_graph.settle(wait_for_it=True)
         self.kinds: dict[str, Kind] = {}
         self._made: dict[str, torch.Tensor] = {}
         self._group_of: dict[str, Group] = {}

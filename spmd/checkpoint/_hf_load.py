@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from spmd._host_spans import CHECKPOINT, spanned
-from spmd._mark import get_sharding, mark_sharding
-from spmd._mesh import Mesh
-from spmd._module import shard_module, to_device
-from spmd._plan import Plan
+from spmd._marking.mark import get_sharding, mark_sharding
+from spmd._meshes.mesh import Mesh
+from spmd._plans.module import shard_module, to_device
+from spmd._plans.plan import Plan
 from spmd.checkpoint import _background, _jax_values
 from spmd.checkpoint._dcp import Region
 from spmd.checkpoint._fill import fill_place, target_device

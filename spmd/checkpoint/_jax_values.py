@@ -15,8 +15,8 @@ from spmd.checkpoint._source import Source
 from spmd.checkpoint._team import Team, current_team
 
 if TYPE_CHECKING:
-    from spmd._device_array import DeviceArray
-    from spmd._jax_step import JaxStep
+    from spmd._jax.device_array import DeviceArray
+    from spmd._jax.step import JaxStep
 
 Refill = Callable[[Source, str, Advance], None]
 """Replaces the values of a tensor by those of a source, under a key."""
@@ -96,7 +96,7 @@ def reader_of(whole: DeviceArray) -> Reader:
     """
     import numpy as np
 
-    from spmd._device_array import as_torch, clipped
+    from spmd._jax.device_array import as_torch, clipped
 
     def read(row: int | None = None) -> Offsets:
         array = _row(whole, row)
@@ -237,8 +237,8 @@ def bring_back(*modules: nn.Module) -> None:
 
 
 def _owners(*modules: nn.Module) -> list[JaxStep]:
-    if "spmd._jax_step" not in sys.modules:
+    if "spmd._jax.step" not in sys.modules:
         return []  # then no step runs on jax
-    from spmd._jax_step import owners_of
+    from spmd._jax.step import owners_of
 
     return owners_of(*modules)

@@ -14,8 +14,8 @@ from torch.optim.optimizer import Optimizer
 
 from spmd import _random_state
 from spmd._host_spans import CHECKPOINT, spanned
-from spmd._module import to_device
-from spmd._tree import named_leaves
+from spmd._names.tree import named_leaves
+from spmd._plans.module import to_device
 from spmd.checkpoint import _background, _jax_values
 from spmd.checkpoint._fill import fill_place, target_device
 from spmd.checkpoint._jax_values import Refill
@@ -255,9 +255,9 @@ def _get_ready(
     if not stays:
         _jax_values.bring_back(model)
     if any(p.device.type == "xla" for p in model.parameters()):
-        from spmd import _torch_xla_graph
+        from spmd._torch_xla import graph as torch_xla_graph
 
-        _torch_xla_graph.settle(wait_for_it=True)
+        torch_xla_graph.settle(wait_for_it=True)
     return _jax_values.refills(model, *modules)
 
 

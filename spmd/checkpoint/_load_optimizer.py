@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from spmd._mark import get_sharding, remember
+from spmd._marking.mark import get_sharding, remember
 from spmd._runtime import runtime
 from spmd.checkpoint._fill import fill_place
 from spmd.checkpoint._jax_values import Refill
@@ -196,9 +196,9 @@ def _fill_scalar(place: Place, value: torch.Tensor) -> None:
     if held.device.type != "xla":
         held.detach().copy_(value)
         return
-    from spmd import _torch_xla_graph
+    from spmd._torch_xla import graph as torch_xla_graph
 
-    held.data = _torch_xla_graph.scalar(value.item(), value.dtype)
+    held.data = torch_xla_graph.scalar(value.item(), value.dtype)
 
 
 def _first_difference(ours: list[list[str]], theirs: list[list[str]]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from spmd._tree import named_leaves
+from spmd._names.tree import named_leaves
 from spmd.checkpoint._parts import holdings_of, names_of, saved_names
 from spmd.checkpoint._places import optimizer_names
 

@@ -16,9 +16,9 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from spmd._fused_state import pieces_of
-from spmd._stacked import layer_names
-from spmd._value import STACKED
+from spmd._fused.state import pieces_of
+from spmd._program.value import STACKED
+from spmd._stacked.layers import layer_names
 from spmd.checkpoint._dcp import Region
 from spmd.checkpoint._places import (
     Places,

@@ -138,7 +138,7 @@ class PartsSource(Source):
             ValueError: There are none to keep.
         """
         if self.partly:
-            from spmd._fulfil import fulfil
+            from spmd._plans.fulfil import fulfil
 
             fulfil(model)
         for place in places:

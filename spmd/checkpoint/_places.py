@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from spmd._tree import named_leaves
+from spmd._names.tree import named_leaves
 
 _WRAPPERS = re.compile(
     r"(^|\.)(_orig_mod|_orig_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)"

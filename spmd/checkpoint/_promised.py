@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from spmd._mark import Annotation, get_sharding
-from spmd._promise import Source as Promised
-from spmd._promise import promise, promised
+from spmd._marking.mark import Annotation, get_sharding
+from spmd._marking.promise import Source as Promised
+from spmd._marking.promise import promise, promised
+from spmd._meshes.spec import num_shards, shard_shape
 from spmd._runtime import num_devices, runtime
-from spmd._spec import num_shards, shard_shape
 from spmd.checkpoint._jax_values import gathering, piece_of, reader_of, reading
 from spmd.checkpoint._read import Advance
 from spmd.checkpoint._shards import Offsets, Reader
@@ -58,7 +58,7 @@ def promise_from(
     if source.is_stack(key):
         from spmd.checkpoint._rows import hold_rows as hold
     else:
-        from spmd._held import hold
+        from spmd._jax.held import hold
     promise(tensor, hold(tensor, split, pieces))
 
 
@@ -69,7 +69,7 @@ def keep_on_use(*things: Any) -> None:
         *things: What was filled; only models and optimizers matter.
     """
     if runtime() == "jax":
-        from spmd._fulfil import watch
+        from spmd._plans.fulfil import watch
 
         watch(*(t for t in things if isinstance(t, nn.Module | Optimizer)))
 
@@ -92,7 +92,7 @@ def promised_values(
         source = promised(tensor)
         if source is None:
             continue
-        array = getattr(source, "array", None)  # of `spmd._held.Held`
+        array = getattr(source, "array", None)  # of `spmd._jax.held.Held`
         if array is not None:
             found[id(tensor)] = gathering(array) if whole else reader_of(array)
         else:

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import torch
 
-from spmd import _pjrt
-from spmd._device_array import DeviceArray, HostValue, Index, clipped, put_parts
-from spmd._held import Held
-from spmd._mark import Annotation
-from spmd._pjrt import Sharding
-from spmd._sharding import to_hlo
-from spmd._value import Value
+from spmd._jax.device_array import DeviceArray, HostValue, Index, clipped, put_parts
+from spmd._jax.held import Held
+from spmd._marking.mark import Annotation
+from spmd._meshes.sharding import to_hlo
+from spmd._pjrt import client as pjrt
+from spmd._pjrt.client import Sharding
+from spmd._program.value import Value
 
 Pieces = Callable[[Sequence[Index]], Sequence[HostValue]]
 
@@ -38,7 +38,7 @@ def row_of(value: DeviceArray, row: int) -> DeviceArray:
 
 
 def hold_rows(tensor: torch.Tensor, split: Annotation, pieces: Pieces) -> Held:
-    """The same as `spmd._held.hold`, a row of a stack at a time.
+    """The same as `spmd._jax.held.hold`, a row of a stack at a time.
 
     Args:
         tensor: Of the shape and dtype of the values, on meta.
@@ -50,14 +50,14 @@ def hold_rows(tensor: torch.Tensor, split: Annotation, pieces: Pieces) -> Held:
         What to promise.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
-    order = _pjrt.devices(split.mesh)
-    sharding = _pjrt.placement(order, to_hlo(split.mesh, split.spec))
+    order = pjrt.devices(split.mesh)
+    sharding = pjrt.placement(order, to_hlo(split.mesh, split.spec))
     target = Value("a loaded tensor", "buffer", tuple(tensor.shape), dtype)
     return Held(put_rows(target, sharding, pieces))
 
 
 def put_rows(target: Value, sharding: Sharding, pieces: Pieces) -> DeviceArray:
-    """The same as `spmd._device_array.put_parts`, a row of a stack at a time.
+    """The same as `spmd._jax.device_array.put_parts`, a row of a stack at a time.
 
     The devices hold the stack and one row, or two stacks where they cannot write in
     place.
@@ -70,7 +70,7 @@ def put_rows(target: Value, sharding: Sharding, pieces: Pieces) -> DeviceArray:
     Returns:
         The value.
     """
-    whole = _pjrt.padded(target.shape, sharding)
+    whole = pjrt.padded(target.shape, sharding)
     places = sharding.addressable_devices_indices_map(whole).values()
     num, all_rows = target.shape[0], slice(0, target.shape[0])
     clips = [clipped(i, target.shape) for i in places if i is not None]

@@ -184,9 +184,9 @@ def _snapshot(
                 f"values to save; load a checkpoint or call fsdpv2.materialize first"
             )
     if any(tensor.device.type == "xla" for _, tensor in found):
-        from spmd import _torch_xla_graph
+        from spmd._torch_xla import graph as torch_xla_graph
 
-        _torch_xla_graph.settle(wait_for_it=True)
+        torch_xla_graph.settle(wait_for_it=True)
     holdings = all_holdings(model, extra)
     aliases = saved_aliases(places.aliases, holdings)
     return _Snapshot(found, elsewhere, aliases, holdings, team)

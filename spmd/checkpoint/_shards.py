@@ -73,22 +73,22 @@ def _whole(tensor: torch.Tensor, team: Team) -> Offsets:
 def _row(tensor: torch.Tensor, row: int) -> torch.Tensor:
     if tensor.device.type != "xla":
         return tensor.detach()[row]
-    from spmd import _torch_xla_graph
+    from spmd._torch_xla import graph as torch_xla_graph
 
     # An index that is a constant of the graph would be another graph for each row.
-    index = _torch_xla_graph.scalar(row, torch.int64)
+    index = torch_xla_graph.scalar(row, torch.int64)
     return tensor.detach().index_select(0, index.reshape(1)).squeeze(0)
 
 
 def _from_device(tensor: torch.Tensor, team: Team) -> Offsets:
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    sharding = _torch_xla.sharding_of(tensor)
+    sharding = seam.sharding_of(tensor)
     if sharding is None or sharding.is_replicated:
         # Asking for the shards would copy the whole from every device.
         yield from _whole(tensor, team)
         return
-    shards = _torch_xla.local_shards(tensor)
+    shards = seam.local_shards(tensor)
     shards.reverse()
     while shards:
         _, data, replica, part = shards.pop()

@@ -25,16 +25,16 @@ def current_team() -> Team:
     from spmd._runtime import runtime
 
     if runtime() == "jax":
-        from spmd import _hosts
+        from spmd._batches import hosts
 
-        return Team(_hosts.host_index(), len(_hosts.current_hosts()))
+        return Team(hosts.host_index(), len(hosts.current_hosts()))
     if "torch_xla" not in sys.modules:
         return Team()
-    from spmd import _torch_xla
+    from spmd._torch_xla import seam
 
-    if not _torch_xla.runtime_is_up():
+    if not seam.runtime_is_up():
         return Team()
-    return Team(_torch_xla.process_index(), _torch_xla.num_processes())
+    return Team(seam.process_index(), seam.num_processes())
 
 
 def shared_token(team: Team) -> str:
@@ -59,9 +59,9 @@ def of_process_zero(team: Team, number: int) -> int:
     """
     if team.count == 1:
         return number
-    from spmd import _hosts
+    from spmd._batches import hosts
 
-    return _hosts.exchange([number])[_hosts.current_hosts()[0][0]][0]
+    return hosts.exchange([number])[hosts.current_hosts()[0][0]][0]
 
 
 def all_agree(team: Team, good: bool) -> bool:
@@ -73,6 +73,6 @@ def all_agree(team: Team, good: bool) -> bool:
     """
     if team.count == 1:
         return good
-    from spmd import _hosts
+    from spmd._batches import hosts
 
-    return all(row[0] for row in _hosts.exchange([int(good)]))
+    return all(row[0] for row in hosts.exchange([int(good)]))

@@ -11,7 +11,7 @@ from torch import nn
 
 import spmd
 from spmd import Mesh
-from spmd._stacked import per_layer
+from spmd._stacked.layers import per_layer
 from tests.on_device import sync
 
 FLAT = Mesh({"fsdp": 8})

@@ -11,8 +11,8 @@ import profiling
 import spmd
 from fsdpv2 import FSDPv2
 from spmd import Mesh
-from spmd._module import take_apart
-from spmd._stacked import layers_of, per_layer
+from spmd._plans.module import take_apart
+from spmd._stacked.layers import layers_of, per_layer
 from tests.on_device import sync
 from tests.spmd.fused_block import moved, on_meta
 

@@ -4,7 +4,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import profiling
 import spmd
-import spmd._preserve_dot
+import spmd._preserve.dot
 from fsdpv2 import FSDPv2
 from fsdpv2._remat import check_remat, keep_products
 from spmd import Mesh

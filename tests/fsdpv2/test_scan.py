@@ -7,7 +7,8 @@ from torch import nn
 import profiling
 import spmd
 from fsdpv2 import FSDPv2, MixedPrecision
-from spmd import Mesh, _torch_xla
+from spmd import Mesh
+from spmd._torch_xla import seam
 from tests.fsdpv2 import test_parity as parity
 from tests.fsdpv2.decoder import Decoder
 from tests.fsdpv2.layers import (
@@ -153,7 +154,7 @@ def test_a_state_is_loaded_layer_by_layer_and_stays_split(assign):
         assert torch.equal(value.cpu(), other[name]), name
     up = model.get_parameter("layers.*.up.weight")
     assert spmd.get_sharding(up).spec == (None, "fsdp", None)
-    assert spmd.HloSharding.parse(str(_torch_xla.sharding_of(up))) is not None
+    assert spmd.HloSharding.parse(str(seam.sharding_of(up))) is not None
 
 
 def test_a_copy_and_another_dtype_stay_stacked_and_split():

@@ -9,7 +9,8 @@ import fsdpv2._scan
 import profiling
 import spmd
 from fsdpv2 import FSDPv2
-from spmd import _torch_xla_graph, _torch_xla_trace
+from spmd._torch_xla import graph as torch_xla_graph
+from spmd._torch_xla import trace as torch_xla_trace
 from tests.counted import SameDraws
 from tests.fsdpv2.layers import (
     FLAT,
@@ -152,7 +153,7 @@ def test_the_same_seed_draws_the_same():
     model = chain(lambda x: F.dropout(x, 0.5))
     found = []
     for seed in (5, 5, 6):
-        _torch_xla_graph.set_seed(seed)
+        torch_xla_graph.set_seed(seed)
         found.append(model(ones()).detach().cpu())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
@@ -200,7 +201,7 @@ def test_other_dtypes(dtype):
 
 def test_where_nothing_is_dropped_the_program_is_as_without():
     def program(module):
-        return _torch_xla_trace.hlo_text([module(device_ids()).sum()])
+        return torch_xla_trace.hlo_text([module(device_ids()).sum()])
 
     want = program(scanned(stack()))
     assert program(scanned(stack(dropout=0.5)).eval()) == want

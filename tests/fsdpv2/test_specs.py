@@ -6,7 +6,7 @@ from hypothesis import given
 
 from fsdpv2._specs import MIN_SHARD_ELEMENTS, batch_axes, parameter_spec
 from spmd import Mesh
-from spmd._spec import num_shards
+from spmd._meshes.spec import num_shards
 
 FLAT = Mesh({"fsdp": 8})
 

@@ -9,7 +9,7 @@ import spmd
 from fsdpv2 import FSDPv2, MixedPrecision
 from fsdpv2._unreduced import Unreduced, active, unreduced
 from spmd import Mesh
-from spmd._stacked import per_layer
+from spmd._stacked.layers import per_layer
 from tests.fsdpv2.layers import (
     FLAT,
     check_close,

@@ -28,10 +28,10 @@ FILES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"
 PURE_PACKAGES = ("spmd", "flags", "profiling")
 PURE_FILES = {
     "spmd/__init__.py",
-    "spmd/_mesh.py",
-    "spmd/_plan.py",
-    "spmd/_program.py",
-    "spmd/_spec.py",
+    "spmd/_meshes/mesh.py",
+    "spmd/_plans/plan.py",
+    "spmd/_program/program.py",
+    "spmd/_meshes/spec.py",
 }
 PURE_MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -42,17 +42,17 @@ PURE_MODULES = [
 HEAVY = ("torch", "torch_xla", "jax", "jaxlib")
 
 TORCH_XLA_SEAM = (
-    "spmd/_torch_xla.py",
-    "spmd/_torch_xla_graph.py",
-    "spmd/_torch_xla_profile.py",
-    "spmd/_torch_xla_scan.py",
-    "spmd/_torch_xla_trace.py",
+    "spmd/_torch_xla/seam.py",
+    "spmd/_torch_xla/graph.py",
+    "spmd/_torch_xla/profile.py",
+    "spmd/_torch_xla/scan.py",
+    "spmd/_torch_xla/trace.py",
 )
 JAX_SEAM = (
-    "spmd/_pjrt.py",
-    "spmd/_pjrt_compile.py",
-    "spmd/_pjrt_processes.py",
-    "spmd/_pjrt_profile.py",
+    "spmd/_pjrt/client.py",
+    "spmd/_pjrt/compile.py",
+    "spmd/_pjrt/processes.py",
+    "spmd/_pjrt/profile.py",
 )
 
 each_package = pytest.mark.parametrize("package", PACKAGES)

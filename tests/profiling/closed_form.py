@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from profiling._collectives.collective import Collective, Moved
 from spmd import Program
-from spmd._spec import entry_axes
+from spmd._meshes.spec import entry_axes
 
 
 def sharded_bytes(program: Program, axis: str = "fsdp") -> dict[str, int]:

@@ -4,7 +4,7 @@ import functools
 
 from jaxlib import _hlo
 
-from spmd._hlo_proto import HloModuleProto
+from spmd._program.hlo_proto import HloModuleProto
 
 SMALL = """HloModule m
 

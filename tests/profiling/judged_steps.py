@@ -11,7 +11,7 @@ import profiling
 import spmd
 from profiling._findings.case import Case
 from spmd import Program
-from spmd._torch_xla_scan import loop
+from spmd._torch_xla.scan import loop
 from tests.profiling.compilers import need
 
 MESH = spmd.Mesh({"replica": 2, "fsdp": 4})

@@ -12,8 +12,8 @@ import profiling
 import spmd
 from profiling._findings.case import Case
 from spmd import Mesh, Program
-from spmd._spec import Spec
-from spmd._torch_xla_scan import loop
+from spmd._meshes.spec import Spec
+from spmd._torch_xla.scan import loop
 from tests.profiling.compilers import need
 
 FSDP = Mesh({"fsdp": 8})

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from spmd._mesh import Mesh
-from spmd._program import Program
-from spmd._stablehlo import as_artifact
-from spmd._value import Value
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import Program
+from spmd._program.stablehlo import as_artifact
+from spmd._program.value import Value
 
 SMALL = 64
 

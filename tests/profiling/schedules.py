@@ -9,7 +9,7 @@ from profiling._memory.use import HeldTensor, MemoryUse, PeakBuffer
 from profiling._schedule import Schedule
 from profiling._targets.target import Target
 from profiling._timeline.timeline import Event, Overlap, Timeline
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 from tests.profiling.hlo_files import entry
 
 LONG = "model.decoder.layers.17.self_attention.output_projection.weight"

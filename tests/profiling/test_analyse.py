@@ -6,7 +6,7 @@ from profiling import Dump, analyse, collective_ops, load_module, read
 from profiling._analyse import num_devices
 from profiling._compiling.program import compile_program
 from profiling._dump import DumpedProgram
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 from tests.profiling.hlo_files import DATA, JAX, STEP, TORCH_XLA, content, parse
 from tests.profiling.one_weight import program
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from profiling import Dump, collective_ops, read
-from spmd._mesh import Mesh
-from spmd._program import MLIR_MAGIC, Program
-from spmd._value import Value
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import MLIR_MAGIC, Program
+from spmd._program.value import Value
 from tests.profiling.hlo_files import DATA, JAX, STEP
 
 STEP_IN_JAX = """

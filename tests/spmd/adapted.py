@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 import spmd
-from spmd._adapt import adapt
-from spmd._adapt_rule import Adapted
+from spmd._adapt.adapt import adapt
+from spmd._adapt.rule import Adapted
 
 TOLERANCE = 5e-8  # in float64, but for norms that round to float32
 

@@ -13,7 +13,8 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import spmd
-from spmd import Mesh, _torch_xla_graph
+from spmd import Mesh
+from spmd._torch_xla import graph as torch_xla_graph
 from tests.on_device import sync
 from tests.spmd.training import mlp, wrapped
 
@@ -151,5 +152,5 @@ def start(seed: int, *, lazy: bool = False, runtime: Any = None) -> Run:
         run.step = spmd.compile_step(
             step, model=model, optimizer=optimizer, runtime=runtime
         )
-    _torch_xla_graph.set_seed(seed + 7)
+    torch_xla_graph.set_seed(seed + 7)
     return run

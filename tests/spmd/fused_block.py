@@ -13,8 +13,8 @@ from torch import nn
 import spmd
 from profiling import Schedule
 from spmd import Mesh, Plan, Program
-from spmd._fused import split_fused
-from spmd._fused_rule import Fused
+from spmd._fused.fused import split_fused
+from spmd._fused.rule import Fused
 
 MESH = Mesh({"fsdp": 2, "tensor": 4})
 BATCH, SEQ, DIM, HEADS, HEAD = 4, 8, 32, 8, 4

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from spmd._stacking import stack_layers
+from spmd._stacked.stack import stack_layers
 
 
 class Layer(nn.Module):

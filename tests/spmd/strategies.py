@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import hypothesis.strategies as st
 
-from spmd._mesh import Mesh
-from spmd._spec import Spec, SpecEntry, entry_axes
+from spmd._meshes.mesh import Mesh
+from spmd._meshes.spec import Spec, SpecEntry, entry_axes
 
 AXES = ("replica", "fsdp", "tensor", "expert")
 

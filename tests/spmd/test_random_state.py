@@ -5,7 +5,8 @@ import random
 import numpy as np
 import torch
 
-from spmd import _random_state, _torch_xla_graph
+from spmd import _random_state
+from spmd._torch_xla import graph as torch_xla_graph
 from spmd.checkpoint._write import packed
 from tests.on_device import sync
 
@@ -35,7 +36,7 @@ def test_the_devices():
     two = torch.rand(3, device="xla")
     sync()
     assert torch.equal(one.cpu(), two.cpu())
-    assert _torch_xla_graph.seed() != state["devices"]
+    assert torch_xla_graph.seed() != state["devices"]
 
 
 def test_comparing():

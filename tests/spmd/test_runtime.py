@@ -5,7 +5,8 @@ import torch_xla.runtime as xr
 from torch import nn
 
 import spmd
-from spmd import _runtime, _torch_xla
+from spmd import _runtime
+from spmd._torch_xla import seam
 from tests.on_device import on_device
 
 
@@ -49,9 +50,9 @@ def test_another_count_than_the_one_that_runs():
 
 @pytest.fixture
 def too_late(monkeypatch):
-    monkeypatch.setattr(_torch_xla, "spmd_is_on", lambda: False)
-    monkeypatch.setattr(_torch_xla, "device_was_used", lambda: True)
-    monkeypatch.setattr(_torch_xla, "seed_was_set", lambda: False)
+    monkeypatch.setattr(seam, "spmd_is_on", lambda: False)
+    monkeypatch.setattr(seam, "device_was_used", lambda: True)
+    monkeypatch.setattr(seam, "seed_was_set", lambda: False)
     gc.collect()
     known = gc.get_objects()  # held, so that no new object gets the id of one of them
     before = {id(o) for o in known}
@@ -91,7 +92,7 @@ def test_a_module_that_is_being_built_is_passed_over(too_late):
 
 
 def test_an_early_seed_is_named(too_late, monkeypatch):
-    monkeypatch.setattr(_torch_xla, "seed_was_set", lambda: True)
+    monkeypatch.setattr(seam, "seed_was_set", lambda: True)
     assert "by a random seed (torch_xla.manual_seed" in error_of(spmd.init)
 
 
@@ -101,7 +102,7 @@ def test_an_early_device_is_named(too_late):
 
 def test_a_backward_before_the_runtime_was_up(monkeypatch):
     monkeypatch.setattr(_runtime, "_autograd_works", False)
-    monkeypatch.setattr(_torch_xla, "autograd_works", lambda: False)
+    monkeypatch.setattr(seam, "autograd_works", lambda: False)
     with pytest.raises(RuntimeError, match="a backward ran on the CPU before the XLA"):
         spmd.init()
 

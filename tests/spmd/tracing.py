@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 import spmd
 from fsdpv2 import FSDPv2
 from spmd import Mesh, Plan, Program
-from spmd._stablehlo import module_text
+from spmd._program.stablehlo import module_text
 
 MESH = Mesh({"fsdp": 8})
 ROWS, SEQ, VOCAB, DIM = 8, 4, 32, 16

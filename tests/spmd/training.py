@@ -17,7 +17,8 @@ from torch.utils import _pytree
 
 import spmd
 from fsdpv2 import FSDPv2
-from spmd import Mesh, _torch_xla_graph
+from spmd import Mesh
+from spmd._torch_xla import graph as torch_xla_graph
 from tests.on_device import sync
 
 MESH = Mesh({"fsdp": 8})
@@ -194,14 +195,14 @@ def check_exact(
         training = make()
         if replay:
             step = compiled(training)
-            _torch_xla_graph.set_seed(7)
+            torch_xla_graph.set_seed(7)
             histories.append(run(training, step, num))
             assert step.num_graphs == num_graphs
         else:
             if training.optimizer is not None:
                 spmd.prime_optimizer(training.optimizer)
             sync()  # or the first graph has zeros for moments, and rounds otherwise
-            _torch_xla_graph.set_seed(7)
+            torch_xla_graph.set_seed(7)
             histories.append(run_lazily(training, num, device_lr=device_lr))
         states.append(state_of(training))
     check_equal(histories[1], histories[0], "step")

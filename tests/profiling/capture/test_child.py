@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from profiling._capture import child
-from spmd import _torch_xla_profile
+from spmd._torch_xla import profile as torch_xla_profile
 
 
 def said(capfd) -> object:
@@ -33,7 +33,7 @@ def test_without_xprof_that_of_torch_xla_is(error, monkeypatch, capfd):
         if error:
             raise RuntimeError(error)
 
-    monkeypatch.setattr(_torch_xla_profile, "collect", collect)
+    monkeypatch.setattr(torch_xla_profile, "collect", collect)
     monkeypatch.setitem(sys.modules, "xprof.convert", None)
     child.main("here:1", "run", "250")
     assert said(capfd) == error

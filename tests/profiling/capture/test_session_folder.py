@@ -22,7 +22,7 @@ from profiling._capture.session_folder import (
 )
 from profiling._profile.space import read_trace
 from profiling._profile.xplane_proto import SpaceParts
-from spmd import _running
+from spmd._jax import running as running_module
 from spmd.checkpoint import _team
 from tests.profiling import captured
 from tests.profiling.converters import converted, needs_xprof, rows
@@ -152,7 +152,7 @@ def test_profiles_that_may_not_be_changed_are_left(tmp_path, monkeypatch):
 def test_programs_of_one_name_are_all_written(tmp_path):
     step = captured.compiled_step("jax")
     captured.loop(step, 1)
-    count = len(_running.programs())
+    count = len(running_module.programs())
     write_programs(tmp_path)
     write_programs(tmp_path)
     assert count and len(list(tmp_path.glob("*.spmd"))) == 2 * count

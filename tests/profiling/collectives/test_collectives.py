@@ -22,8 +22,8 @@ from profiling._read import read
 from profiling._targets.target import Target
 from profiling._timeline.timeline import Overlap, Timeline
 from spmd import Mesh, Program
-from spmd._stablehlo import as_artifact
-from spmd._value import Value
+from spmd._program.stablehlo import as_artifact
+from spmd._program.value import Value
 from tests.profiling.closed_form import arrays, fsdp_ratios, sharded_bytes
 from tests.profiling.compiling.test_compile import need
 from tests.profiling.hlo_files import DATA, STEP, SUM, TEXTS, content, entry, parse

@@ -4,8 +4,8 @@ from profiling._collectives.origins import Origins
 from profiling._collectives.step_values import Given, StepValues, owner
 from profiling._hlo.module import Module
 from spmd import Mesh, Program
-from spmd._program import MLIR_MAGIC
-from spmd._value import Value
+from spmd._program.program import MLIR_MAGIC
+from spmd._program.value import Value
 from tests.profiling.hlo_files import DATA, content, entry, parse
 
 

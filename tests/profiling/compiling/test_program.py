@@ -19,10 +19,10 @@ from profiling._compiling.words import kind_of, last_words, missing_bytes
 from profiling._compiling.words import warnings as warnings_in
 from profiling._memory.temporaries import largest_temporaries
 from profiling._targets.target import Target
-from spmd._mesh import Mesh
-from spmd._program import MLIR_MAGIC, Program
-from spmd._stablehlo import as_artifact
-from spmd._value import Value
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import MLIR_MAGIC, Program
+from spmd._program.stablehlo import as_artifact
+from spmd._program.value import Value
 from tests.profiling.compilers import need
 from tests.profiling.one_weight import SMALL, program
 

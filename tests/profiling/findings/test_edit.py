@@ -10,7 +10,7 @@ from profiling import Change
 from profiling._findings.edit import changed, noted
 from profiling._step.ops import StepOps
 from spmd import Mesh, Program
-from spmd._program import MLIR_MAGIC
+from spmd._program.program import MLIR_MAGIC
 from tests.profiling import field_case, finding_pages, micro_batched
 
 

@@ -12,7 +12,7 @@ from profiling._findings.case import Case
 from profiling._findings.explain import explain
 from profiling._findings.finding import FINDING_KINDS, FindingKind
 from spmd import Mesh, Program
-from spmd._program import MLIR_MAGIC
+from spmd._program.program import MLIR_MAGIC
 from tests.profiling import finding_pages, traced_steps
 from tests.profiling.compilers import need
 

@@ -14,7 +14,7 @@ from profiling._findings.why import (
 )
 from profiling._hlo.op_name import Scope
 from profiling._step.ops import StepOp
-from spmd._value import Value
+from spmd._program.value import Value
 
 
 def op_at(folder: Path, line: str, module: str = "net.up") -> StepOp:

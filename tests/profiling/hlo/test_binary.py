@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from profiling._collectives.ops import collective_ops
 from profiling._hlo.binary import read_binary
-from spmd._hlo_proto import HloModuleProto
+from spmd._program.hlo_proto import HloModuleProto
 from tests.profiling.hlo_files import STEP, TEXTS, TORCH_XLA, content, damaged
 from tests.profiling.hlo_protos import SMALL, changed, proto
 

@@ -1,7 +1,7 @@
 import pytest
 
 from profiling._hlo.binary import read_binary
-from spmd._hlo_proto import HloInstructionProto, HloModuleProto, ModuleParts
+from spmd._program.hlo_proto import HloInstructionProto, HloModuleProto, ModuleParts
 from tests.profiling.hlo_files import parse
 from tests.profiling.hlo_protos import SMALL, changed, proto
 

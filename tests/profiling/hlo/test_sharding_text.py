@@ -3,8 +3,8 @@ from jaxlib import _hlo
 
 from profiling._hlo.binary import read_binary
 from profiling._hlo.sharding_text import sharding_text
-from spmd._hlo_proto import HloInstructionProto
-from spmd._sharding import HloSharding
+from spmd._meshes.sharding import HloSharding
+from spmd._program.hlo_proto import HloInstructionProto
 
 
 @pytest.mark.parametrize(

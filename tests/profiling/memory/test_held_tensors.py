@@ -2,9 +2,9 @@ import pytest
 
 from profiling._hlo.load import load_module
 from profiling._memory.held_tensors import held_tensors, role_of
-from spmd._mesh import Mesh
-from spmd._program import MLIR_MAGIC, Program
-from spmd._value import Value
+from spmd._meshes.mesh import Mesh
+from spmd._program.program import MLIR_MAGIC, Program
+from spmd._program.value import Value
 from tests.profiling.hlo_files import JAX, TORCH_XLA, entry
 
 MESH = Mesh({"fsdp": 4, "tensor": 2})

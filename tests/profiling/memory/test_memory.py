@@ -9,7 +9,7 @@ from profiling._hlo.binary import read_binary
 from profiling._hlo.load import load_module
 from profiling._memory.memory import memory_use
 from profiling._targets.target import Target
-from spmd._mesh import Mesh
+from spmd._meshes.mesh import Mesh
 from tests.profiling.compilers import need
 from tests.profiling.hlo_files import DATA, JAX, TORCH_XLA, entry
 from tests.profiling.memory.test_buffers import (

@@ -16,7 +16,7 @@ from profiling._metrics import step_metrics
 from profiling._metrics import values as values_module
 from profiling._metrics.devices import DeviceMemory, Devices
 from profiling._targets.target import Target
-from spmd._device_array import DeviceArray
+from spmd._jax.device_array import DeviceArray
 from tests.profiling.captured import NUM_ROWS, batches, compiled_step
 
 STEPS = 24

@@ -160,7 +160,7 @@ def test_losses_on_the_host_before_losses_on_devices():
 
 def test_without_devices(monkeypatch):
     """A loop of numpy or plain torch, where neither runtime was ever started."""
-    for name in ("spmd._runtime", "spmd._torch_xla"):
+    for name in ("spmd._runtime", "spmd._torch_xla.seam"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     metrics = StepMetrics(console=False, flops=1e9, peak=1e12, tokens=8)
     (record,) = metrics.step(torch.tensor(2.0))

@@ -6,7 +6,7 @@ import torch
 
 import spmd
 from profiling._metrics.values import are_recorded, is_jax, is_xla, keep, read
-from spmd._device_array import DeviceArray
+from spmd._jax.device_array import DeviceArray
 
 
 def device_array(number: float) -> DeviceArray:
@@ -46,7 +46,7 @@ def test_what_is_on_devices_stays_there():
 def test_recorded_values_are_known_from_executed_ones():
     spmd.init()
     data = torch.tensor(2.0).to("xla")
-    spmd._torch_xla.wait()
+    spmd._torch_xla.seam.wait()
     assert are_recorded([1.0, data * 2, data]) == [False, True, False]
     assert are_recorded([1.0]) == [False]
 

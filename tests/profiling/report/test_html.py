@@ -12,7 +12,7 @@ import pytest
 from profiling._analyse import analyse
 from profiling._report.html import html
 from profiling._schedule import Schedule
-from spmd._program_summary import bytes_text
+from spmd._program.summary import bytes_text
 from tests.profiling import chromium
 from tests.profiling.hlo_files import DATA, content, parse
 from tests.profiling.html_documents import NASTY, bare, step

@@ -6,7 +6,7 @@ from profiling import Change
 from profiling._findings.edit import changed
 from profiling._step.ops import StepOps
 from profiling._step.walk import ARGUMENT, CARRIED, HELD, walk
-from spmd._stablehlo import as_artifact, edited, main_of, opened
+from spmd._program.stablehlo import as_artifact, edited, main_of, opened
 from tests.profiling import judged_steps
 
 LOOP = """

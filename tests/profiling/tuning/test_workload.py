@@ -6,8 +6,8 @@ import spmd
 from flags import Workload
 from profiling._targets.target import Target
 from profiling._tuning.workload import workload, workload_of
-from spmd._program import MLIR_MAGIC, Program
-from spmd._value import Value
+from spmd._program.program import MLIR_MAGIC, Program
+from spmd._program.value import Value
 
 MESH = spmd.Mesh({"fsdp": 16})
 

@@ -1,0 +1,1 @@
+"""A plan for a Hugging Face model, made from its config."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: how their weights are held, and where tokens meet them."""

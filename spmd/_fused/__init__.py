@@ -1,0 +1,1 @@
+"""Layers that hold several weights in one, with the parts held apart."""

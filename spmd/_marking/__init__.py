@@ -1,0 +1,1 @@
+"""Say how one tensor is split, and keep what was said with it."""

@@ -1,0 +1,1 @@
+"""Meshes of devices, and specs that say how a tensor is split over one."""

@@ -1,0 +1,1 @@
+"""What tensors are called: containers taken apart, and patterns over names."""

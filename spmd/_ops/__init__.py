@@ -1,0 +1,1 @@
+"""Operations that torch lacks: random bits by counting, sums inside hosts first."""

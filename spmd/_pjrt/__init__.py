@@ -1,0 +1,1 @@
+"""The seam to jax: nothing outside this package touches its internals."""

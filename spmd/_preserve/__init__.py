@@ -1,0 +1,1 @@
+"""Operations of torch without a dim flattened, so that splits survive."""

@@ -1,0 +1,1 @@
+"""A traced step as data: its module, its values, and the file that holds them."""

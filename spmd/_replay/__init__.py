@@ -1,0 +1,1 @@
+"""Compile a recorded step once, and run the compiled graph at each call."""

@@ -1,0 +1,1 @@
+"""How tensors are split, shown to people: a table, and drawings."""

@@ -1,0 +1,1 @@
+"""Equal layers whose tensors are held as one: [layers, ...]."""

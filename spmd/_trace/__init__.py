@@ -1,0 +1,1 @@
+"""A step as a program, traced without its data and without running it."""

@@ -1,0 +1,1 @@
+"""Embedding and loss on a table that stays split."""
