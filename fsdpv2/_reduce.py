@@ -65,6 +65,7 @@ class _Reducing(TorchFunctionMode):
         self._masters = {id(used): master for used, master in masters.items()}
         self._dtype = dtype
         self._into = into
+        self._derived: dict[int, tuple[torch.Tensor, int]] = {}
 
     def __torch_function__(
         self,
@@ -78,13 +79,21 @@ class _Reducing(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if func is F.embedding:
             return self._embedding(*args, **kwargs)
+        if func in _MATMULS and len(args) == 2 and not kwargs:
+            return self._matmul(func, *args)
+        if func is torch.addmm and len(args) == 3 and not kwargs:
+            return self._addmm(*args)
         if self._into is not None:
             if func is F.layer_norm:
                 return self._layer_norm(*args, **kwargs)
             if func is F.rms_norm:
                 return self._rms_norm(*args, **kwargs)
-            if func in (torch.Tensor.mul, torch.mul) and len(args) == 2 and not kwargs:
+            if func in _PRODUCTS and len(args) == 2 and not kwargs:
                 return self._product(func, *args)
+            if func in _SUMS and len(args) == 2 and not kwargs:
+                return self._sum(func, *args)
+            if func in _CASTS:
+                return self._as(args[0], func(*args, **kwargs))
         return func(*args, **kwargs)
 
     def _linear(
@@ -94,13 +103,28 @@ class _Reducing(TorchFunctionMode):
         if master is None or not _fits(input, weight):
             return F.linear(input, weight, bias)
         how = How(self._dtype or input.dtype, self._into)
-        out = _Linear.apply(input, weight.detach(), master, how)
-        if bias is None:
-            return out
-        known = self._masters.get(id(bias))
+        out = _Linear.apply(input, weight.detach(), master, how, 1)
+        return out if bias is None else self._plus(out, bias)
+
+    def _plus(self, x: Any, bias: torch.Tensor) -> Any:
+        known = self._master(bias)
         if known is None:
-            return out + bias
-        return _Bias.apply(out, bias.detach(), known, how)
+            return x + bias
+        how = How(self._dtype or x.dtype, self._into)
+        return _Bias.apply(x, bias.detach(), known, how)
+
+    def _matmul(self, func: Any, x: Any, weight: Any) -> Any:
+        """A product with a weight [in, out], as GPT-2 has them."""
+        master = self._masters.get(id(weight))
+        if master is None or weight.ndim != 2 or not _fits(x, weight):
+            return func(x, weight)
+        how = How(self._dtype or x.dtype, self._into)
+        return _Linear.apply(x, weight.detach(), master, how, 0)
+
+    def _addmm(self, bias: Any, x: Any, weight: Any) -> Any:
+        if id(weight) not in self._masters or not _fits(x, weight):
+            return torch.addmm(bias, x, weight)
+        return self._plus(self._matmul(torch.matmul, x, weight), bias)
 
     def _embedding(
         self,
@@ -171,13 +195,46 @@ class _Reducing(TorchFunctionMode):
     def _product(self, func: Any, a: Any, b: Any) -> Any:
         """A product with a weight, which norms of models' own end with."""
         for weight, x in ((a, b), (b, a)):
-            master = self._masters.get(id(weight))
+            master = self._master(weight)
             if master is None or not isinstance(x, torch.Tensor):
                 continue
             if weight.ndim == 1 and _fits(x, weight) and len(weight) == x.shape[-1]:
                 how = How(self._dtype or x.dtype, self._into)
                 return ScaledRows.apply(x, weight.detach(), master, how)
         return func(a, b)
+
+    def _sum(self, func: Any, a: Any, b: Any) -> Any:
+        """A weight [width] that is added, or that a number is added to."""
+        for weight, x in ((a, b), (b, a)):
+            if self._master(weight) is None or weight.ndim != 1:
+                continue
+            if not isinstance(x, torch.Tensor):
+                return self._as(weight, func(a, b))
+            if _fits(x, weight) and len(weight) == x.shape[-1]:
+                return self._plus(x, weight)
+        return func(a, b)
+
+    def _as(self, weight: Any, value: torch.Tensor) -> torch.Tensor:
+        """Have what has the gradient of a weight known as one, as ``1 + weight``."""
+        master = self._master(weight)
+        if master is not None and value.ndim == 1 and value.is_floating_point():
+            self._masters[id(value)] = master
+            # Kept, so that nothing else gets its identity; written to, it is another.
+            self._derived[id(value)] = value, value._version
+        return value
+
+    def _master(self, weight: Any) -> torch.Tensor | None:
+        """Who has the gradient of a weight, or of what was derived from one."""
+        derived = self._derived.get(id(weight))
+        if derived is not None and weight._version != derived[1]:
+            return None
+        return self._masters.get(id(weight))
+
+
+_MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+_PRODUCTS = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
+_SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+_CASTS = (torch.Tensor.float, torch.Tensor.to, torch.Tensor.type_as)
 
 
 def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -188,7 +245,7 @@ def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """[..., in] times [out, in], the weight's gradient in a dtype of its own."""
+    """[..., in] times [out, in] or, over its dim 0, [in, out]."""
 
     @staticmethod
     def forward(
@@ -197,10 +254,11 @@ class _Linear(torch.autograd.Function):
         weight: torch.Tensor,
         master: torch.Tensor,
         how: How,
+        over: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.master, ctx.how = master, how
-        return dot(x, weight, Dims((x.ndim - 1,), (1,)))
+        ctx.master, ctx.how, ctx.over = master, how, over
+        return dot(x, weight, Dims((x.ndim - 1,), (over,)))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
@@ -209,30 +267,29 @@ class _Linear(torch.autograd.Function):
         how, known = ctx.how, get_sharding(ctx.master)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = dot(grad, weight, Dims((x.ndim - 1,), (0,)))
+            of_x = dot(grad, weight, Dims((x.ndim - 1,), (1 - ctx.over,)))
         if ctx.needs_input_grad[2]:
+            pair = (grad, x) if ctx.over else (x, grad)
             with _named(grad, known):
-                if not how.keep(ctx.master, (grad, x), _by_device):
-                    of_weight = _over_rows(grad, x, known, how.dtype)
-        return of_x, None, of_weight, None
+                if not how.keep(ctx.master, pair, _by_device):
+                    of_weight = _over_rows(*pair, known, how.dtype)
+        return of_x, None, of_weight, None, None
 
 
-def _by_device(
-    grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
-) -> torch.Tensor:
+def _by_device(a: torch.Tensor, b: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
     """[devices, ..., out] times [devices, ..., in]: [devices, out, in]."""
-    rows = list(range(1, x.ndim - 1))
-    return seam.dot_general(grad, x, rows, rows, [0], [0], dtype=dtype)
+    rows = list(range(1, a.ndim - 1))
+    return seam.dot_general(a, b, rows, rows, [0], [0], dtype=dtype)
 
 
 def _over_rows(
-    grad: torch.Tensor, x: torch.Tensor, known: Annotation | None, dtype: torch.dtype
+    a: torch.Tensor, b: torch.Tensor, known: Annotation | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """[..., out] times [..., in] over the leading dims: [out, in]."""
-    rows = list(range(x.ndim - 1))
-    parts = parted(known, grad, x)
+    rows = list(range(a.ndim - 1))
+    parts = parted(known, a, b)
     if parts is None:
-        return seam.dot_general(grad, x, rows, rows, [], [], dtype=dtype)
+        return seam.dot_general(a, b, rows, rows, [], [], dtype=dtype)
     rows = [d + 1 for d in rows]
     return added_up(seam.dot_general(*parts, rows, rows, [0], [0], dtype=dtype))
 
