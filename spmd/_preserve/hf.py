@@ -19,9 +19,13 @@ def _split_heads(original: Callable[..., Any]) -> Callable[..., Any]:
     """Falcon's groups of heads, without the index tensor that ``[[-2]]`` becomes."""
 
     def split(self: Any, fused_qkv: torch.Tensor) -> Any:
-        if not self.new_decoder_architecture:
-            return original(self, fused_qkv)
         batch, seq, _ = fused_qkv.shape
+        if not self.new_decoder_architecture:
+            if not self.multi_query:
+                return original(self, fused_qkv)
+            # [batch, seq, queries and one key and one value, head_dim]
+            heads = fused_qkv.view(batch, seq, self.num_heads + 2, self.head_dim)
+            return heads.split([self.num_heads, 1, 1], dim=2)
         per_group = self.num_heads // self.num_kv_heads
         # [batch, seq, groups, queries and one key and one value, head_dim]
         groups = fused_qkv.view(batch, seq, -1, per_group + 2, self.head_dim)

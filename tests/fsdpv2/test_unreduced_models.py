@@ -15,7 +15,7 @@ from tests.spmd.hf_models import CASES
 
 MESH = Mesh({"replica": 2, "fsdp": 4})
 ROWS = 32
-NAMES = ["gpt2", "gemma3", "llama", "bert"]
+NAMES = ["gpt2", "gemma3", "llama", "bert", "falcon"]
 
 
 def batch_of(name):
