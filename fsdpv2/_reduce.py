@@ -65,7 +65,6 @@ class _Reducing(TorchFunctionMode):
         self._masters = {id(used): master for used, master in masters.items()}
         self._dtype = dtype
         self._into = into
-        self._derived: dict[int, tuple[torch.Tensor, int]] = {}
 
     def __torch_function__(
         self,
@@ -92,8 +91,6 @@ class _Reducing(TorchFunctionMode):
                 return self._product(func, *args)
             if func in _SUMS and len(args) == 2 and not kwargs:
                 return self._sum(func, *args)
-            if func in _CASTS:
-                return self._as(args[0], func(*args, **kwargs))
         return func(*args, **kwargs)
 
     def _linear(
@@ -107,7 +104,7 @@ class _Reducing(TorchFunctionMode):
         return out if bias is None else self._plus(out, bias)
 
     def _plus(self, x: Any, bias: torch.Tensor) -> Any:
-        known = self._master(bias)
+        known = self._masters.get(id(bias))
         if known is None:
             return x + bias
         how = How(self._dtype or x.dtype, self._into)
@@ -195,7 +192,7 @@ class _Reducing(TorchFunctionMode):
     def _product(self, func: Any, a: Any, b: Any) -> Any:
         """A product with a weight, which norms of models' own end with."""
         for weight, x in ((a, b), (b, a)):
-            master = self._master(weight)
+            master = self._masters.get(id(weight))
             if master is None or not isinstance(x, torch.Tensor):
                 continue
             if weight.ndim == 1 and _fits(x, weight) and len(weight) == x.shape[-1]:
@@ -204,37 +201,18 @@ class _Reducing(TorchFunctionMode):
         return func(a, b)
 
     def _sum(self, func: Any, a: Any, b: Any) -> Any:
-        """A weight [width] that is added, or that a number is added to."""
+        """A weight [width] that is added, as GPT-2 adds biases."""
         for weight, x in ((a, b), (b, a)):
-            if self._master(weight) is None or weight.ndim != 1:
+            if id(weight) not in self._masters or not isinstance(x, torch.Tensor):
                 continue
-            if not isinstance(x, torch.Tensor):
-                return self._as(weight, func(a, b))
-            if _fits(x, weight) and len(weight) == x.shape[-1]:
+            if weight.ndim == 1 and _fits(x, weight) and len(weight) == x.shape[-1]:
                 return self._plus(x, weight)
         return func(a, b)
-
-    def _as(self, weight: Any, value: torch.Tensor) -> torch.Tensor:
-        """Have what has the gradient of a weight known as one, as ``1 + weight``."""
-        master = self._master(weight)
-        if master is not None and value.ndim == 1 and value.is_floating_point():
-            self._masters[id(value)] = master
-            # Kept, so that nothing else gets its identity; written to, it is another.
-            self._derived[id(value)] = value, value._version
-        return value
-
-    def _master(self, weight: Any) -> torch.Tensor | None:
-        """Who has the gradient of a weight, or of what was derived from one."""
-        derived = self._derived.get(id(weight))
-        if derived is not None and weight._version != derived[1]:
-            return None
-        return self._masters.get(id(weight))
 
 
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 _PRODUCTS = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
-_CASTS = (torch.Tensor.float, torch.Tensor.to, torch.Tensor.type_as)
 
 
 def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
