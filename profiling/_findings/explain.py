@@ -50,7 +50,7 @@ def explain(program: Program, schedule: Schedule) -> tuple[Finding, ...]:
         schedule: What it was compiled to.
 
     Returns:
-        Problems before notes; of each, what compute waits for longest comes first.
+        What compute waits for longest comes first, where no time is known problems do.
 
     Raises:
         ValueError: A program without a mesh, or a schedule of another program.
@@ -60,9 +60,9 @@ def explain(program: Program, schedule: Schedule) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=_order))
 
 
-def _order(finding: Finding) -> tuple[bool, float, int]:
+def _order(finding: Finding) -> tuple[float, bool, int]:
     return (
-        not finding.is_problem,
         -(finding.exposed_s or 0.0),
+        not finding.is_problem,
         -max(finding.wire_bytes, finding.held_bytes),
     )

@@ -39,8 +39,6 @@ def show_findings(
         notes: Print notes in full too, not only those with a proven fix.
     """
     target = "" if schedule.target is None else f" on {schedule.target.text}"
-    problems = [f for f in findings if f.is_problem]
-    rest = [f for f in findings if not f.is_problem]
     console.print(
         Text.assemble((f"{schedule.name}{target}", "bold"), f": {_count(findings)}")
     )
@@ -54,8 +52,7 @@ def show_findings(
     if schedule.over_bytes:
         missing = bytes_text(schedule.over_bytes)
         print_indented(console, f"it does not fit: a device lacks {missing}")
-    proven = [f for f in rest if f.fix is not None and f.fix.proof is not None]
-    shown = [*problems, *(rest if notes else proven)]
+    shown = [f for f in findings if notes or f.is_problem or _is_proven(f)]
     for number, found in enumerate(shown, start=1):
         console.print()
         _show(number, found, console)
@@ -63,6 +60,10 @@ def show_findings(
     if left:
         console.print()
         console.print(f"{_count(left)} more; --notes shows them", style="dim")
+
+
+def _is_proven(found: Finding) -> bool:
+    return found.fix is not None and found.fix.proof is not None
 
 
 def _count(findings: Sequence[Finding]) -> str:

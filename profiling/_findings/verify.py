@@ -71,8 +71,8 @@ def verify(
         program: The traced step.
         schedule: What it was compiled to, for a target.
         findings: From `explain`.
-        most: Fixes to try alone at most; each takes a compile, and those that help
-            one more, together with those before it.
+        most: Fixes to try alone at most, those of problems first; each takes a
+            compile, and those that help one more, together with those before it.
         progress: See `profiling.compile`.
 
     Returns:
@@ -89,7 +89,7 @@ def verify(
         )
     trial = _Trial(target, progress)
     judged: dict[int, Finding] = {}
-    for found in sorted(findings, key=_is_by_flags):
+    for found in sorted(findings, key=lambda f: (_is_by_flags(f), not f.is_problem)):
         to_try = found.fixes[: max(0, most - trial.num_tried)]
         if to_try:
             judged[id(found)] = trial.judged(program, schedule, found, to_try)

@@ -45,9 +45,12 @@ def test_data_with_proofs_and_a_plan(files, tmp_path):
         files[0], "--target", "h100:2x8", "--json", "--verify", "--plan", plan, code=1
     )
     content = json.loads(result.stdout)
-    assert content["findings"][0]["fix"]["proof"]["gone"] is True
-    found = {r.pattern for r in Plan.from_yaml(plan).rules}
-    assert found == {"up", "up.weight", "down.weight"}
+    found = {f["kind"]: f for f in content["findings"]}
+    assert found["activation-gathered"]["fix"]["proof"]["gone"] is True
+    waited = [f["exposed_s"] for f in content["findings"]]
+    assert waited == sorted(waited, reverse=True)
+    patterns = {r.pattern for r in Plan.from_yaml(plan).rules}
+    assert patterns == {"up", "up.weight", "down.weight"}
 
 
 def test_no_plan_is_written_where_none_changes(files, tmp_path):

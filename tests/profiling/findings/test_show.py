@@ -23,13 +23,13 @@ def test_the_field_case_in_full():
     lines = shown(lambda c: show_findings(schedule, verified.findings, c, notes=False))
     text = " ".join(" ".join(lines).split())
     assert lines[0] == "step on h100:2x8: 2 problems, 2 notes"
-    assert "1. problem: activations move over fsdp around up" in text
+    assert "2. problem: activations move over fsdp around up" in text
     assert "69.4 MiB a device sends in a step, 333 us exposed (estimate)" in text
     assert 'spmd.mark_sharding(h, mesh, (("fsdp", "replica"), None))' in text
     assert "the finding is gone; a trade: less memory for more bytes and time" in text
     assert "from about 3.3 times these rows on" in text
     assert "goes with another's fix" in text
-    assert "3. note: compute waits for" in text  # flags help, which was proven
+    assert "1. note: compute waits for" in text  # flags help, which was proven
     assert lines[-1] == "1 note more; --notes shows them"
 
 
