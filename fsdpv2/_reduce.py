@@ -14,19 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from fsdpv2._broadcast import Copies, Product, Sum, is_broadcast
+from fsdpv2._made import Made, Makings
 from fsdpv2._unreduced import Keeper
+from fsdpv2._unreduced_conv import Convolution
 from fsdpv2._unreduced_rows import (
     How,
     Lookup,
     LookupRows,
     Norm,
     NormRows,
-    ScaledRows,
     known_as,
-    summed,
 )
 from spmd import Annotation
-from spmd._marking.mark import get_sharding
+from spmd._capture.prime import original_of
 from spmd._marking.planning import GRADIENT, noted
 from spmd._ops.host_sums import added_up, parted
 from spmd._preserve.dot import Dims, dot
@@ -62,7 +63,7 @@ class _Reducing(TorchFunctionMode):
         into: Keeper | None,
     ) -> None:
         super().__init__()
-        self._masters = {id(used): master for used, master in masters.items()}
+        self._makings = Makings(masters)
         self._dtype = dtype
         self._into = into
 
@@ -73,53 +74,61 @@ class _Reducing(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear:
+        kwargs, kind = kwargs or {}, original_of(func)
+        if self._into is not None:
+            value = self._makings.call(kind, func, args, kwargs)
+            if value is not None:
+                return value
+        if kind is F.linear:
             return self._linear(*args, **kwargs)
-        if func is F.embedding:
+        if kind is F.embedding:
             return self._embedding(*args, **kwargs)
-        if func in _MATMULS and len(args) == 2 and not kwargs:
+        if kind in _MATMULS and len(args) == 2 and not kwargs:
             return self._matmul(func, *args)
-        if func is torch.addmm and len(args) == 3 and not kwargs:
+        if kind is torch.addmm and len(args) == 3 and not kwargs:
             return self._addmm(*args)
         if self._into is not None:
-            if func is F.layer_norm:
+            if kind is F.layer_norm:
                 return self._layer_norm(*args, **kwargs)
-            if func is F.rms_norm:
+            if kind is F.rms_norm:
                 return self._rms_norm(*args, **kwargs)
-            if func in _PRODUCTS and len(args) == 2 and not kwargs:
-                return self._product(func, *args)
-            if func in _SUMS and len(args) == 2 and not kwargs:
-                return self._sum(func, *args)
+            if kind in _BROADCASTS and len(args) == 2 and not kwargs:
+                return self._broadcast(kind, func, *args)
+            if kind is torch.Tensor.expand:
+                return self._expand(*args, **kwargs)
+            if kind in _CONVOLUTIONS:
+                return self._convolve(func, *args, **kwargs)
         return func(*args, **kwargs)
 
     def _linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: Any = None
     ) -> Any:
-        master = self._masters.get(id(weight))
-        if master is None or not _fits(input, weight):
+        made = self._makings.of(weight)
+        if made is None or not _fits(input, weight):
             return F.linear(input, weight, bias)
-        how = How(self._dtype or input.dtype, self._into)
-        out = _Linear.apply(input, weight.detach(), master, how, 1)
+        out = self._times(input, weight, made, 1)
         return out if bias is None else self._plus(out, bias)
 
+    def _times(self, x: torch.Tensor, weight: Any, made: Made, over: int) -> Any:
+        how = How(self._dtype or x.dtype, self._into)
+        return _Linear.apply(x, weight.detach(), made, how, over, *made.masters)
+
     def _plus(self, x: Any, bias: torch.Tensor) -> Any:
-        known = self._masters.get(id(bias))
-        if known is None:
+        made = self._makings.of(bias)
+        if made is None or not is_broadcast(bias, x):
             return x + bias
         how = How(self._dtype or x.dtype, self._into)
-        return _Bias.apply(x, bias.detach(), known, how)
+        return Sum.apply(x, bias.detach(), made, how, *made.masters)
 
     def _matmul(self, func: Any, x: Any, weight: Any) -> Any:
         """A product with a weight [in, out], as GPT-2 has them."""
-        master = self._masters.get(id(weight))
-        if master is None or weight.ndim != 2 or not _fits(x, weight):
+        made = self._makings.of(weight)
+        if made is None or weight.ndim != 2 or not _fits(x, weight):
             return func(x, weight)
-        how = How(self._dtype or x.dtype, self._into)
-        return _Linear.apply(x, weight.detach(), master, how, 0)
+        return self._times(x, weight, made, 0)
 
     def _addmm(self, bias: Any, x: Any, weight: Any) -> Any:
-        if id(weight) not in self._masters or not _fits(x, weight):
+        if self._makings.of(weight) is None or not _fits(x, weight):
             return torch.addmm(bias, x, weight)
         return self._plus(self._matmul(torch.matmul, x, weight), bias)
 
@@ -134,7 +143,7 @@ class _Reducing(TorchFunctionMode):
         sparse: bool = False,
     ) -> Any:
         rest = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
-        master = self._masters.get(id(weight))
+        master = self._makings.weight(weight)
         plain = max_norm is None and not scale_grad_by_freq and not sparse
         keeps = self._into is not None and plain and weight.device.type == "xla"
         if master is None or (self._dtype is None and not keeps):
@@ -147,7 +156,10 @@ class _Reducing(TorchFunctionMode):
         table = known_as(weight, weight.detach())
         lookup = Lookup(look_up, input, padding, self._dtype, keeps)
         how = How(self._dtype or weight.dtype, self._into)
-        return LookupRows.apply(lookup, table, master, how)
+        rows: Any = LookupRows.apply(lookup, table, master, how)
+        if keeps and self._into is not None and not self._into.is_batch(input):
+            self._makings.note_rows(rows, master, input, padding)
+        return rows
 
     def _layer_norm(
         self,
@@ -180,39 +192,58 @@ class _Reducing(TorchFunctionMode):
     def _norm(
         self, norm: Norm, input: torch.Tensor, weights: Sequence[torch.Tensor | None]
     ) -> Any:
-        given = [w for w in weights if w is not None]
-        known = all(id(w) in self._masters and _fits(input, w) for w in given)
-        if not given or not known:
+        masters = [self._makings.weight(w) for w in weights]
+        pairs = [(w, m) for w, m in zip(weights, masters, strict=True) if w is not None]
+        if not pairs or not all(m is not None and _fits(input, w) for w, m in pairs):
             return norm.call(input, *weights)
-        masters = [None if w is None else self._masters[id(w)] for w in weights]
         values = [None if w is None else w.detach() for w in weights]
         how = How(self._dtype or input.dtype, self._into)
         return NormRows.apply(norm, input, values, how, *masters)
 
-    def _product(self, func: Any, a: Any, b: Any) -> Any:
-        """A product with a weight, which norms of models' own end with."""
+    def _broadcast(self, kind: Any, func: Any, a: Any, b: Any) -> Any:
+        """A sum or product with a weight, such as norms of models' own end with."""
         for weight, x in ((a, b), (b, a)):
-            master = self._masters.get(id(weight))
-            if master is None or not isinstance(x, torch.Tensor):
+            made = self._makings.of(weight)
+            if made is None or not isinstance(x, torch.Tensor):
                 continue
-            if weight.ndim == 1 and _fits(x, weight) and len(weight) == x.shape[-1]:
+            if _fits(x, weight) and is_broadcast(weight, x):
                 how = How(self._dtype or x.dtype, self._into)
-                return ScaledRows.apply(x, weight.detach(), master, how)
+                value = Product if kind in _PRODUCTS else Sum
+                return value.apply(x, weight.detach(), made, how, *made.masters)
         return func(a, b)
 
-    def _sum(self, func: Any, a: Any, b: Any) -> Any:
-        """A weight [width] that is added, as GPT-2 adds biases."""
-        for weight, x in ((a, b), (b, a)):
-            if id(weight) not in self._masters or not isinstance(x, torch.Tensor):
-                continue
-            if weight.ndim == 1 and _fits(x, weight) and len(weight) == x.shape[-1]:
-                return self._plus(x, weight)
-        return func(a, b)
+    def _convolve(
+        self, func: Any, x: Any, weight: Any, bias: Any = None, *rest: Any, **more: Any
+    ) -> Any:
+        made = self._makings.of(weight)
+        if made is None or x.ndim != weight.ndim or not _fits(x, weight):
+            return func(x, weight, bias, *rest, **more)
+
+        def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return func(x, weight, None, *rest, **more)
+
+        how = How(self._dtype or x.dtype, self._into)
+        out = Convolution.apply(call, x, weight.detach(), made, how, *made.masters)
+        if bias is None:
+            return out
+        view, shape = torch.Tensor.view, (-1, *[1] * (x.ndim - 2))
+        shown = self._makings.call(view, view, (bias, shape), {})
+        return self._plus(out, bias.view(shape) if shown is None else shown)
+
+    def _expand(self, weight: torch.Tensor, *sizes: Any, **kwargs: Any) -> Any:
+        """A weight for each row, as tokens of classes are."""
+        made, value = self._makings.of(weight), weight.expand(*sizes, **kwargs)
+        if made is None or self._into is None or not self._into.is_batch(value):
+            return value
+        how = How(self._dtype or weight.dtype, self._into)
+        return Copies.apply(weight.detach(), value.shape, made, how, *made.masters)
 
 
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 _PRODUCTS = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+_BROADCASTS = (*_PRODUCTS, *_SUMS)
 
 
 def _fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -230,28 +261,31 @@ class _Linear(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
-        master: torch.Tensor,
+        made: Made,
         how: How,
         over: int,
+        *masters: torch.Tensor,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.master, ctx.how, ctx.over = master, how, over
+        ctx.made, ctx.how, ctx.over = made, how, over
         return dot(x, weight, Dims((x.ndim - 1,), (over,)))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        how, known = ctx.how, get_sharding(ctx.master)
-        of_x = of_weight = None
+        made, how = ctx.made, ctx.how
+        of_x = None
+        of_weights = (None,) * len(made.masters)
         if ctx.needs_input_grad[0]:
             of_x = dot(grad, weight, Dims((x.ndim - 1,), (1 - ctx.over,)))
-        if ctx.needs_input_grad[2]:
+        if any(ctx.needs_input_grad[5:]):
             pair = (grad, x) if ctx.over else (x, grad)
-            with _named(grad, known):
-                if not how.keep(ctx.master, pair, _by_device):
-                    of_weight = _over_rows(*pair, known, how.dtype)
-        return of_x, None, of_weight, None, None
+            with _named(grad, made.known):
+                if not how.keep(made, pair, _by_device):
+                    whole = _over_rows(*pair, made.known, how.dtype)
+                    of_weights = tuple(made.gradients(whole))
+        return of_x, None, None, None, None, *of_weights
 
 
 def _by_device(a: torch.Tensor, b: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
@@ -277,20 +311,3 @@ def _named(grad: torch.Tensor, known: Annotation | None) -> Any:
     if known is None:
         return nullcontext()
     return noted(GRADIENT, grad, known.mesh, known.spec)
-
-
-class _Bias(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, bias: torch.Tensor, master: torch.Tensor, how: How
-    ) -> torch.Tensor:
-        ctx.master, ctx.how = master, how
-        return x + bias
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        (grad,) = grads
-        of_bias = None
-        if ctx.needs_input_grad[2] and not ctx.how.keep(ctx.master, (grad,), summed):
-            of_bias = grad.sum(list(range(grad.ndim - 1)), dtype=ctx.how.dtype)
-        return grad, None, of_bias, None

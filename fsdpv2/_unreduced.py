@@ -327,6 +327,10 @@ class InLoop:
         """See `Unreduced.has`."""
         return id(weight) in self._positions
 
+    def is_batch(self, *values: torch.Tensor) -> bool:
+        """See `Unreduced.is_batch`."""
+        return self._into.is_batch(*values)
+
     def add(
         self,
         weight: torch.Tensor,

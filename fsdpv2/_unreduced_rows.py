@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fsdpv2._made import Made
 from fsdpv2._unreduced import Keeper
 from spmd._marking.mark import get_sharding, remember
 from spmd._meshes.spec import entry_axes
@@ -42,7 +43,7 @@ class How:
 
     def keep(
         self,
-        weight: torch.Tensor,
+        made: Made,
         values: Sequence[torch.Tensor],
         make: Callable[..., torch.Tensor],
         *,
@@ -51,7 +52,7 @@ class How:
         """Add up a gradient in parts, if that may be.
 
         Args:
-            weight: The weight that has it.
+            made: Of which weights that is made which has it.
             values: What it is made of, [rows, ...].
             make: Makes parts of it in a dtype, [devices, *shape], from values as
                 [devices, rows / devices, ...].
@@ -61,13 +62,15 @@ class How:
         Returns:
             Whether it is added up; else it is to be made and reduced.
         """
-        if self.into is None or not self.into.takes(weight, *values, axes=axes):
+        into, masters = self.into, made.masters
+        if into is None or not all(into.takes(m, *values, axes=axes) for m in masters):
             return False
-        kept = torch.promote_types(self.dtype, weight.dtype)
+        kept = functools.reduce(torch.promote_types, (m.dtype for m in masters))
         if axes is None:
-            values = [self.into.split(v) for v in values]
-        parts = make(*values, dtype=kept)
-        self.into.add(weight, parts, wire=self.dtype, axes=axes)
+            values = [into.split(v) for v in values]
+        parts = make(*values, dtype=torch.promote_types(self.dtype, kept))
+        for master, its in zip(masters, made.undo(parts), strict=True):
+            into.add(master, its, wire=self.dtype, axes=axes)
         return True
 
 
@@ -140,18 +143,28 @@ class NormRows(torch.autograd.Function):
             wanted[2] = False
         given = [None if t is None else t.detach() for t in (x, *weights)]
         asked = [t for t, w in zip(given, wanted, strict=True) if w and t is not None]
-        found = iter(_gradients(ctx.norm.call, given, asked, grad))
+        found = iter(gradients(ctx.norm.call, given, asked, grad))
         of_x, of_weight, of_bias = (next(found) if w else None for w in wanted)
         return None, of_x, None, None, of_weight, of_bias
 
 
-def _gradients(
+def gradients(
     call: Callable[..., torch.Tensor],
     given: Sequence[torch.Tensor | None],
     asked: Sequence[torch.Tensor],
     grad: torch.Tensor,
 ) -> Sequence[torch.Tensor]:
-    """Those of a function's arguments; XLA finds that its value is known already."""
+    """Those of a function's arguments; XLA finds that its value is known already.
+
+    Args:
+        call: The function.
+        given: Its arguments, without a history.
+        asked: Those of them whose gradients are wanted.
+        grad: That of its value.
+
+    Returns:
+        As many as are asked for.
+    """
     if not asked:
         return ()
     for one in asked:
@@ -166,12 +179,12 @@ def _keep_product(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> bool:
     if not ctx.how.into.takes(weight, grad, x):  # before anything is computed
         return False
     make = functools.partial(summed_product, num=ctx.norm.num)
-    return ctx.how.widened().keep(weight, (grad, ctx.norm.normalised(x)), make)
+    return ctx.how.widened().keep(Made((weight,)), (grad, ctx.norm.normalised(x)), make)
 
 
 def _keep_sum(ctx: Any, grad: torch.Tensor) -> bool:
     make = functools.partial(summed, num=ctx.norm.num)
-    return ctx.how.widened().keep(ctx.masters[1], (grad,), make)
+    return ctx.how.widened().keep(Made((ctx.masters[1],)), (grad,), make)
 
 
 def summed_product(
@@ -203,51 +216,6 @@ def summed(grad: torch.Tensor, *, dtype: torch.dtype, num: int = 1) -> torch.Ten
         [devices, *shape].
     """
     return grad.sum(list(range(1, grad.ndim - num)), dtype=dtype)
-
-
-class ScaledRows(torch.autograd.Function):
-    """[..., width] times a weight [width], as norms end that a model has of its own."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, master: Any, how: How
-    ) -> torch.Tensor:
-        """Multiply.
-
-        Args:
-            ctx: What the backward pass needs.
-            x: [..., width].
-            weight: The values of the weight [width].
-            master: Who has the gradient.
-            how: How it is made.
-
-        Returns:
-            [..., width].
-        """
-        ctx.save_for_backward(x, weight)
-        ctx.master, ctx.how = master, how
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of `x`, and of the weight if it is not kept in parts.
-
-        Args:
-            ctx: From the forward pass.
-            *grads: One, of the result.
-
-        Returns:
-            As many as the forward pass has arguments.
-        """
-        x, weight = ctx.saved_tensors
-        (grad,) = grads
-        of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_x = (grad * weight).to(x.dtype)
-        if ctx.needs_input_grad[2]:
-            if not ctx.how.keep(ctx.master, (grad, x), summed_product):
-                of_weight = (grad * x).sum(list(range(x.ndim - 1)))
-        return of_x, None, of_weight, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +329,7 @@ def _keep_table(
             ids, grad = exchanged(ids, grad.to(how.dtype), exchange)
         return add_rows(ids, grad.to(dtype), master.shape[0])
 
-    return how.keep(master, (ids, grad), make, axes=axes)
+    return how.keep(Made((master,)), (ids, grad), make, axes=axes)
 
 
 def _looked_up_in_pieces(table: torch.Tensor) -> bool:

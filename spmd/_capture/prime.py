@@ -157,7 +157,24 @@ def _multiplying(original: Any, name: str) -> Any:
         product = one * two if kind == "addcmul" else one / two
         return add(tensor, product * factor, **options)
 
-    return multiplying
+    return _instead_of(original, multiplying)
+
+
+def _instead_of(original: Any, new: Any) -> Any:
+    new.original = original
+    return new
+
+
+def original_of(func: Any) -> Any:
+    """What one of the functions of `tensor_factors` stands for.
+
+    Args:
+        func: Any function.
+
+    Returns:
+        torch's own function, or the one that was given.
+    """
+    return getattr(func, "original", func)
 
 
 def _addmm(original: Any) -> Any:
@@ -176,4 +193,4 @@ def _addmm(original: Any) -> Any:
             return original(given, one, two, alpha=alpha, beta=beta, **options)
         return torch.add(given * beta, one @ two * alpha, **options)
 
-    return addmm
+    return _instead_of(original, addmm)

@@ -160,7 +160,7 @@ def test_half_precision_is_added_up_in_whole():
         assert (grad - whole[name]).abs().max() <= 0.05 * scale, name
 
 
-def test_a_product_that_is_no_norms_is_torchs(kept):
+def test_products_that_are_no_norms(kept):
     """Of another width, with a scalar, and of a weight with itself."""
 
     class Scaled(nn.Module):
@@ -178,7 +178,7 @@ def test_a_product_that_is_no_norms_is_torchs(kept):
     plain, model = Scaled(), wrapped(COPIES, Scaled())
     want = gradients(plain, ids_of(8), loss_of)
     check_close(accumulated(model, 8, loss_of=loss_of), want)
-    assert kept(model) == {}
+    assert kept(model) == dict.fromkeys(("one", "many"), ("replica", "fsdp"))
 
 
 def test_rows_of_each_device_are_summed():

@@ -1,0 +1,224 @@
+"""Tensors that are made of weights alone, such as a transpose, or one plus a weight.
+
+Every microbatch makes them anew, of the same weights. So what each adds to the gradient
+of such a tensor may be kept in parts as that of a weight is, and what made it be undone
+part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from spmd import Annotation
+from spmd._marking.mark import get_sharding
+from spmd._names.rebuild import leaves, rebuild
+from spmd._vocab.rows import add_rows
+
+Given = tuple[torch.Tensor, "Made"]
+
+
+def _itself(parts: torch.Tensor) -> Sequence[torch.Tensor]:
+    return (parts,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """What a tensor is made of.
+
+    Attributes:
+        masters: The weights that get its gradient.
+        undo: Makes of parts of its gradient [devices, *shape] those of each weight.
+    """
+
+    masters: tuple[torch.Tensor, ...]
+    undo: Callable[[torch.Tensor], Sequence[torch.Tensor]] = _itself
+
+    @property
+    def known(self) -> Annotation | None:
+        """How it is split, where it is a weight as it is."""
+        return get_sharding(self.masters[0]) if self.undo is _itself else None
+
+    def gradients(self, grad: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The gradients of the weights.
+
+        Args:
+            grad: That of the tensor.
+
+        Yields:
+            One for each weight.
+        """
+        if self.undo is _itself:
+            yield grad
+            return
+        for parts in self.undo(grad.unsqueeze(0)):
+            yield parts.squeeze(0)
+
+
+class Makings:
+    """Knows of which weights tensors are made.
+
+    Args:
+        masters: The tensor that gets the gradient, by the one that is computed with.
+    """
+
+    def __init__(self, masters: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        # With the tensors, so that no other gets the id of one.
+        self._found = {id(t): (t, t._version, Made((m,))) for t, m in masters.items()}
+
+    def of(self, tensor: Any) -> Made | None:
+        """What a tensor is made of.
+
+        Args:
+            tensor: Anything.
+
+        Returns:
+            None where it is no tensor, or not made of weights alone.
+        """
+        found = self._found.get(id(tensor))
+        if found is None:
+            return None
+        value, version, made = found
+        return made if value._version == version else None
+
+    def weight(self, tensor: Any) -> torch.Tensor | None:
+        """The weight that gets the gradient of a tensor.
+
+        Args:
+            tensor: Anything.
+
+        Returns:
+            None where it is no weight as it is.
+        """
+        made = self.of(tensor)
+        return made.masters[0] if made is not None and made.undo is _itself else None
+
+    def call(
+        self, kind: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a function that makes a tensor of weights alone, and note that.
+
+        Args:
+            kind: A function of torch.
+            func: What to call for it.
+            args: For it.
+            kwargs: For it.
+
+        Returns:
+            Its result, or None where it is none of that kind; it was not called then.
+        """
+        if kind not in _MAKERS:
+            return None
+        given: dict[int, Given] = {}
+        for _, leaf in leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                made = self.of(leaf)
+                if made is None:
+                    return None
+                given[id(leaf)] = leaf, made
+        if not given:
+            return None
+        value = func(*args, **kwargs)
+        is_one = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if is_one and id(value) not in given:
+            made = _Step(func, args, kwargs, tuple(given.values())).made()
+            if all(m.requires_grad for m in made.masters):
+                self._note(value, made)
+        return value
+
+    def note_rows(
+        self, rows: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, padding: int
+    ) -> None:
+        """Say that rows of a weight were looked up, the same for every microbatch.
+
+        Args:
+            rows: What was found [..., columns].
+            table: The weight [vocab, columns] that gets the gradient.
+            ids: [...].
+            padding: Row that has no gradient, or -1.
+        """
+
+        def undo(parts: torch.Tensor) -> Sequence[torch.Tensor]:
+            if padding >= 0:
+                parts = parts.masked_fill((ids == padding).unsqueeze(-1), 0)
+            each = ids.expand(len(parts), *ids.shape)
+            return (add_rows(each, parts, len(table)),)
+
+        self._note(rows, Made((table,), undo))
+
+    def _note(self, value: torch.Tensor, made: Made) -> None:
+        self._found[id(value)] = value, value._version, made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """A call that made a tensor of others.
+
+    Attributes:
+        func: What was called.
+        args: For it.
+        kwargs: For it.
+        given: The tensors among its arguments, and of what these are made.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: Sequence[Given]
+
+    def made(self) -> Made:
+        """Of which weights, each once."""
+        masters = {id(m): m for _, made in self.given for m in made.masters}
+        return Made(tuple(masters.values()), self._undo)
+
+    def _undo(self, parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for (_, made), grad in zip(self.given, self._gradients(parts), strict=True):
+            for master, part in zip(made.masters, made.undo(grad), strict=True):
+                known = found.get(id(master))
+                found[id(master)] = part if known is None else known + part
+        return list(found.values())
+
+    def _gradients(self, parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Of the tensors that were given, [devices, *shape]."""
+        values = {id(t): t.detach().to(parts.dtype) for t, _ in self.given}
+        asked = [values[id(t)].requires_grad_() for t, _ in self.given]
+
+        def instead(leaf: Any) -> Any:
+            return values.get(id(leaf), leaf)
+
+        with torch.enable_grad():
+            args, kwargs = rebuild((self.args, self.kwargs), instead)
+            value = self.func(*args, **kwargs)
+        return torch.autograd.grad(
+            value, asked, parts.to(value.dtype), is_grads_batched=True
+        )
+
+
+def _functions(*names: str) -> Iterator[Any]:
+    for name in names:
+        for holder in (torch, torch.Tensor, F):
+            if hasattr(holder, name):
+                yield getattr(holder, name)
+
+
+_MAKERS = frozenset(
+    {
+        *_functions("t", "transpose", "swapaxes", "swapdims", "permute", "movedim"),
+        *_functions("moveaxis", "adjoint", "view", "reshape", "flatten", "unflatten"),
+        *_functions("squeeze", "unsqueeze", "narrow", "stack", "cat", "concat"),
+        *_functions("__getitem__", "contiguous", "clone", "to", "float", "double"),
+        *_functions("half", "bfloat16", "type", "neg", "negative", "exp", "square"),
+        *_functions("sigmoid", "tanh", "softplus", "sqrt", "rsqrt", "reciprocal"),
+        *_functions("add", "sub", "rsub", "mul", "multiply", "div", "true_divide"),
+        *_functions("__add__", "__radd__", "__sub__", "__rsub__", "__mul__"),
+        *_functions("__rmul__", "__truediv__", "__rtruediv__", "__neg__"),
+        *(getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH")),
+    }
+)
+"""Functions whose gradients say by themselves what became of each element. What looks
+up by ids is none, as the compiler would not do that device by device."""
