@@ -16,11 +16,11 @@ from fsdpv2._unreduced_rows import How
 
 
 def is_broadcast(weight: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether rows all meet the same weight, and the result has their shape.
+    """Whether each of several rows meets the same weight.
 
     Args:
         weight: [..., width].
-        x: [rows, ..., width].
+        x: [rows, ..., width], or with ones for some of its other dims.
 
     Returns:
         No where the weight has rows of its own.
@@ -28,7 +28,7 @@ def is_broadcast(weight: torch.Tensor, x: torch.Tensor) -> bool:
     if weight.ndim > x.ndim or (weight.ndim == x.ndim and weight.shape[0] != 1):
         return False
     sizes = zip(reversed(weight.shape), reversed(x.shape), strict=False)
-    return all(of_weight in (1, of_x) for of_weight, of_x in sizes)
+    return all(a == b or 1 in (a, b) for a, b in sizes)
 
 
 def summed_to(
@@ -78,6 +78,7 @@ class Sum(torch.autograd.Function):
             Shape of `x`.
         """
         ctx.shape, ctx.made, ctx.how = weight.shape, made, how
+        ctx.of_x = x.shape
         return x + weight
 
     @staticmethod
@@ -92,7 +93,8 @@ class Sum(torch.autograd.Function):
             As many as the forward pass has arguments.
         """
         (grad,) = grads
-        return grad, None, None, None, *of_rows(ctx, 4, (grad,))
+        of_x = grad.sum_to_size(ctx.of_x) if ctx.needs_input_grad[0] else None
+        return of_x, None, None, None, *of_rows(ctx, 4, (grad,))
 
 
 class Product(torch.autograd.Function):
@@ -117,7 +119,9 @@ class Product(torch.autograd.Function):
         """See `Sum.backward`."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        of_x = grad * weight if ctx.needs_input_grad[0] else None
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = (grad * weight).sum_to_size(x.shape)
         return of_x, None, None, None, *of_rows(ctx, 4, (grad, x))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
+from fsdpv2._keep import keeping
 from fsdpv2._precision import MixedPrecision
 from fsdpv2._reduce import reducing
 from fsdpv2._remat import Remat, rematerialised
@@ -114,6 +115,6 @@ def _reduced(
     dtype = None if precision is None else precision.reduce
     if precision is not None and dtype == precision.compute:
         dtype = None
-    if dtype is None and into is None:
-        return nullcontext()
-    return reducing(masters, dtype=dtype, into=into)
+    if into is not None:
+        return keeping(masters, into, dtype=dtype)
+    return nullcontext() if dtype is None else reducing(masters, dtype=dtype)

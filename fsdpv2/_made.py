@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from fsdpv2._unreduced import Keeper
 from spmd import Annotation
 from spmd._marking.mark import get_sharding
 from spmd._names.rebuild import leaves, rebuild
@@ -39,9 +40,14 @@ class Made:
     undo: Callable[[torch.Tensor], Sequence[torch.Tensor]] = _itself
 
     @property
+    def is_weight(self) -> bool:
+        """Whether it is a weight as it is."""
+        return self.undo is _itself
+
+    @property
     def known(self) -> Annotation | None:
         """How it is split, where it is a weight as it is."""
-        return get_sharding(self.masters[0]) if self.undo is _itself else None
+        return get_sharding(self.masters[0]) if self.is_weight else None
 
     def gradients(self, grad: torch.Tensor) -> Iterator[torch.Tensor]:
         """The gradients of the weights.
@@ -52,7 +58,7 @@ class Made:
         Yields:
             One for each weight.
         """
-        if self.undo is _itself:
+        if self.is_weight:
             yield grad
             return
         for parts in self.undo(grad.unsqueeze(0)):
@@ -64,9 +70,15 @@ class Makings:
 
     Args:
         masters: The tensor that gets the gradient, by the one that is computed with.
+        into: Where gradients are added up; None where no tensors are made of them.
     """
 
-    def __init__(self, masters: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        masters: Mapping[torch.Tensor, torch.Tensor],
+        into: Keeper | None = None,
+    ) -> None:
+        self._into = into
         # With the tensors, so that no other gets the id of one.
         self._found = {id(t): (t, t._version, Made((m,))) for t, m in masters.items()}
 
@@ -95,12 +107,12 @@ class Makings:
             None where it is no weight as it is.
         """
         made = self.of(tensor)
-        return made.masters[0] if made is not None and made.undo is _itself else None
+        return made.masters[0] if made is not None and made.is_weight else None
 
     def call(
         self, kind: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a function that makes a tensor of weights alone, and note that.
+        """Call a function that makes tensors of weights alone, and note that.
 
         Args:
             kind: A function of torch.
@@ -111,24 +123,42 @@ class Makings:
         Returns:
             Its result, or None where it is none of that kind; it was not called then.
         """
-        if kind not in _MAKERS:
-            return None
+        return self.make(func, args, kwargs) if kind in _MAKERS else None
+
+    def make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same of a function that is known to be of that kind.
+
+        Args:
+            func: What to call.
+            args: For it.
+            kwargs: For it.
+        """
         given: dict[int, Given] = {}
         for _, leaf in leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
                 made = self.of(leaf)
-                if made is None:
+                if made is not None:
+                    given[id(leaf)] = leaf, made
+                elif not self._is_constant(leaf):
                     return None
-                given[id(leaf)] = leaf, made
         if not given:
             return None
         value = func(*args, **kwargs)
-        is_one = isinstance(value, torch.Tensor) and value.is_floating_point()
-        if is_one and id(value) not in given:
-            made = _Step(func, args, kwargs, tuple(given.values())).made()
+        several = isinstance(value, list | tuple)
+        for i, one in enumerate(value if several else (value,)):
+            if id(one) in given or not one.is_floating_point():
+                continue
+            part = i if several else None
+            made = _Step(func, args, kwargs, tuple(given.values()), part).made()
             if all(m.requires_grad for m in made.masters):
-                self._note(value, made)
+                self._note(one, made)
         return value
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        """Whether it may meet a weight: a mask that is the same for all rows, say."""
+        if self._into is None or tensor.requires_grad:
+            return False
+        return tensor.is_floating_point() and not self._into.is_batch(tensor)
 
     def note_rows(
         self, rows: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, padding: int
@@ -156,19 +186,21 @@ class Makings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """A call that made a tensor of others.
+    """A call that made a tensor, or several, of others.
 
     Attributes:
         func: What was called.
         args: For it.
         kwargs: For it.
         given: The tensors among its arguments, and of what these are made.
+        part: Which of the tensors that it gives; None where it gives one.
     """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     given: Sequence[Given]
+    part: int | None = None
 
     def made(self) -> Made:
         """Of which weights, each once."""
@@ -194,6 +226,7 @@ class _Step:
         with torch.enable_grad():
             args, kwargs = rebuild((self.args, self.kwargs), instead)
             value = self.func(*args, **kwargs)
+            value = value if self.part is None else value[self.part]
         return torch.autograd.grad(
             value, asked, parts.to(value.dtype), is_grads_batched=True
         )
@@ -211,6 +244,7 @@ _MAKERS = frozenset(
         *_functions("t", "transpose", "swapaxes", "swapdims", "permute", "movedim"),
         *_functions("moveaxis", "adjoint", "view", "reshape", "flatten", "unflatten"),
         *_functions("squeeze", "unsqueeze", "narrow", "stack", "cat", "concat"),
+        *_functions("split", "chunk", "unbind", "tensor_split"),
         *_functions("__getitem__", "contiguous", "clone", "to", "float", "double"),
         *_functions("half", "bfloat16", "type", "neg", "negative", "exp", "square"),
         *_functions("sigmoid", "tanh", "softplus", "sqrt", "rsqrt", "reciprocal"),

@@ -68,7 +68,7 @@ class Unreduced:
         self._mesh = mesh
         self._axes = tuple(a for a in axes if mesh.axis_size(a) > 1)
         self._ways = mesh.axis_size(self._axes)
-        self._rows = rows
+        self.rows = rows
         self._passes_left = num_passes
         self._sums: dict[int, _Sum] = {}
         # By backward pass, since one may run inside another, and fail.
@@ -132,7 +132,7 @@ class Unreduced:
         if value.ndim < 2:
             return False
         rows = value.shape[0]
-        if rows != self._rows and (value.ndim > 2 or rows % self._rows):
+        if rows != self.rows and (value.ndim > 2 or rows % self.rows):
             return False
         return rows > 0 and rows % self._ways == 0
 
@@ -225,9 +225,20 @@ class Unreduced:
         """
         axes = axes or self._axes
         rest = without(_known(weight).spec, axes)
-        spec = (*rest[:dim], axes, *rest[dim:])
-        seam.mark(parts, self._mesh, spec)
+        seam.mark(parts, self._mesh, (*rest[:dim], axes, *rest[dim:]))
         return parts
+
+    def stay(self, parts: torch.Tensor) -> None:
+        """Say the same of a gradient of what is made of weights.
+
+        Only where no other axis may split it: how is not known.
+
+        Args:
+            parts: [devices, *shape].
+        """
+        if self._mesh.size == self._ways:
+            spec = (self._axes, *[None] * (parts.ndim - 1))
+            seam.mark(parts, self._mesh, spec)
 
     def _reduced(self, one: _Sum) -> torch.Tensor:
         """The sum over devices, split as the weight.
@@ -299,7 +310,8 @@ class InLoop:
         self._owners = owners
         self._positions: dict[int, int] = {}
         self._wires: dict[int, torch.dtype] = {}
-        self.split = into.split
+        self.rows = into.rows
+        self.split, self.is_batch, self.stay = into.split, into.is_batch, into.stay
         self.parts: dict[int, torch.Tensor] = {}
         """[devices, *shape] of one run of the body, by position."""
 
@@ -326,10 +338,6 @@ class InLoop:
     def has(self, weight: torch.Tensor) -> bool:
         """See `Unreduced.has`."""
         return id(weight) in self._positions
-
-    def is_batch(self, *values: torch.Tensor) -> bool:
-        """See `Unreduced.is_batch`."""
-        return self._into.is_batch(*values)
 
     def add(
         self,

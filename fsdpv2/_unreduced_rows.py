@@ -69,6 +69,8 @@ class How:
         if axes is None:
             values = [into.split(v) for v in values]
         parts = make(*values, dtype=torch.promote_types(self.dtype, kept))
+        if not made.is_weight:
+            into.stay(parts)
         for master, its in zip(masters, made.undo(parts), strict=True):
             into.add(master, its, wire=self.dtype, axes=axes)
         return True

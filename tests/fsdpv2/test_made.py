@@ -11,6 +11,7 @@ from fsdpv2 import FSDPv2, MixedPrecision
 from fsdpv2._made import Makings
 from fsdpv2._unreduced import Unreduced
 from spmd import Mesh
+from spmd._stacked.layers import per_layer
 from tests.fsdpv2.layers import FLAT, check_close, gradients
 from tests.on_device import sync
 
@@ -37,15 +38,38 @@ class Made(nn.Module):
         self.transposed = weight(WIDTH, WIDTH)
         self.halves = nn.ParameterList([weight(WIDTH // 2, WIDTH) for _ in "ab"])
         self.squared = weight(WIDTH)
+        self.groups = nn.GroupNorm(4, WIDTH)
+        self.slope = nn.PReLU(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.across = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.heads = weight(WIDTH, 4, WIDTH // 4)
+        self.before = weight(WIDTH, WIDTH)
+        self.minus, self.above = weight(17, WIDTH), weight(WIDTH)
+        self.table, self.bias = weight(17, WIDTH), weight(1, 4, 1, 24)
+
+    def mixed(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = x + self.across(x, x.roll(1, 1), x.roll(1, 1), need_weights=False)[0]
+        heads = torch.einsum("bsw,whd->bhsd", x, self.heads)
+        heads = F.scaled_dot_product_attention(
+            heads, heads, heads, self.bias[..., :17].expand(-1, -1, 17, -1)
+        )
+        x = x + heads.transpose(1, 2).flatten(2)
+        x = x + torch.matmul(self.before, x.transpose(1, 2)).transpose(1, 2)
+        x = torch.maximum(x - self.minus, self.above)
+        x += self.table[torch.arange(17, device=x.device).unsqueeze(0)]
+        return x
 
     def forward(self, x):
         x = self.patches(x) + F.avg_pool2d(self.around(x), 2)
+        x = self.slope(self.groups(x))
         x = x.flatten(2)
         x = (x + self.grouped(x)).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
         seq = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         x = x + self.positions(seq).to(x.dtype)
         x = x + self.types[:, : x.shape[1]]
+        x = self.mixed(x)
         x = x * (1.0 + self.plus_one.float()).to(x.dtype)
         x = F.gelu(x @ self.transposed.T)
         x = F.linear(x, torch.cat(list(self.halves)))
@@ -108,6 +132,70 @@ def test_they_are_the_big_batchs(mesh, options, preserving, kept):
     with spmd.sharding_preserving(preserving):
         check_close(accumulated(model), want)
     assert kept(model) == {n for n, _ in model.named_parameters()}
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x):
+        return x + torch.tanh((x * (1 + self.scale)) @ self.weight.T)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, WIDTH, 2, stride=2)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_in_a_loop(remat, kept):
+    def layers():
+        torch.manual_seed(0)
+        return Layers()
+
+    plain = layers()
+    want = gradients(plain, images(), loss_of)
+    options = {"scan_layers": True, "remat": remat, "min_shard_elements": 1}
+    model = FSDPv2(layers(), COPIES, **options)
+    found = accumulated(model)
+    found = dict(per_layer(model, found.items()))
+    check_close(found, want)
+    assert kept(model) == {n for n, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_batch_norms_are_of_each_microbatch(dtype, kept):
+    def normed():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, WIDTH, 2), nn.BatchNorm2d(WIDTH))
+        nn.init.uniform_(model[1].weight)
+        return model.to(dtype)
+
+    plain, model = normed(), FSDPv2(normed(), COPIES, min_shard_elements=1)
+    rows = images().to(dtype).reshape(8, 2, 1, 3, SIZE, SIZE)  # as devices split them
+    for i in range(2):
+        (loss_of(plain, rows[:, i].flatten(0, 1)) / 2).backward()
+    for micro in model.microbatches(spmd.shard_batch(images().to(dtype), COPIES), 2):
+        (loss_of(model, micro) / 2).backward()
+    sync()
+    assert kept(model) == {n for n, _ in model.named_parameters()}
+    near = {"rtol": 0.05, "atol": 0.02} if dtype == torch.bfloat16 else {}
+    want = {n: p.grad for n, p in plain.named_parameters()} | dict(
+        plain.named_buffers()
+    )
+    got = {n: p.grad for n, p in model.named_parameters()} | dict(model.named_buffers())
+    for name in ("1.weight", "1.bias", "1.running_mean", "1.running_var"):
+        torch.testing.assert_close(got[name].cpu(), want[name], **near)
 
 
 def test_what_is_frozen_has_no_gradient():
