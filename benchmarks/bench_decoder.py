@@ -8,6 +8,7 @@ the fastest and the middle of the rounds count.
 """
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -103,7 +104,10 @@ def torch_training(
 def jax_training(
     model: nn.Module, tokens: torch.Tensor, *, layers: int
 ) -> tuple[Callable[..., Any], Arrays, jax.Array]:
-    """The same step in jax, its state, and its batch."""
+    """The same step in jax, its state, and its batch.
+
+    The step takes state, batch, rate, and further numbers that the rate is times.
+    """
     auto = (jax.sharding.AxisType.Auto,)  # the compiler propagates, as for torch
     mesh = jax.make_mesh((DEVICES,), ("fsdp",), axis_types=auto)
     rows = NamedSharding(mesh, PartitionSpec("fsdp"))
@@ -147,7 +151,8 @@ def jax_training(
         root = jnp.sqrt(v) / jnp.sqrt(1 - B2**count) + EPS
         return p - size * m / root, {"step": count, "m": m, "v": v}
 
-    def step(state: Arrays, batch: Any, rate: Any) -> tuple[Arrays, Any]:
+    def step(state: Arrays, batch: Any, rate: Any, *more: Any) -> tuple[Arrays, Any]:
+        rate = math.prod(more, start=rate)
         loss, gradients = jax.value_and_grad(loss_of)(state["p"], batch)
         new = {
             n: adamw(p, gradients[n], state["s"][n], rate)
