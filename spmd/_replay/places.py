@@ -7,7 +7,8 @@ are, are read without a call of Python's for each.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -30,11 +31,12 @@ class Places:
         slots: The same.
     """
 
-    __slots__ = ("_runs", "slots")
+    __slots__ = ("_renewal", "_runs", "slots")
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
         self._runs = list(_runs(slots))
+        self._renewal: _Renewal | None = None
 
     def read(self) -> list[torch.Tensor]:
         """What is there now; one each."""
@@ -56,16 +58,59 @@ class Places:
             before: What `read` gave.
             results: Outputs of a graph.
         """
-        slots = self.slots
+        if self._renewal is None or self._renewal.changes is not changes:
+            self._renewal = _Renewal.of(self.slots, changes)
+        todo = self._renewal
+        new = list(map(results.__getitem__, todo.outputs))
+        hung = map(vars, map(before.__getitem__, todo.positions))  # annotations
+        _all(map(_hang, new, map(dict.copy, hung)))
+        _all(map(operator.setitem, todo.tables, todo.keys, new))
+        for slot, output in todo.others:
+            slot.write(results[output])
+
+
+# An attribute, not `vars(new).update`: that makes an empty table first.
+_hang = torch.Tensor.__dict__["__dict__"].__set__
+
+
+def _all(calls: Iterable[object]) -> None:
+    deque(calls, maxlen=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """How to put results in some places.
+
+    Attributes:
+        changes: See `Places.renew`.
+        positions: Of entries of tables.
+        outputs: Which of the results comes there; each once.
+        tables: Theirs.
+        keys: Theirs.
+        others: The other places, likewise.
+    """
+
+    changes: Sequence[tuple[int, int]]
+    positions: list[int]
+    outputs: list[int]
+    tables: list[dict[str, Any]]
+    keys: list[str]
+    others: list[tuple[Slot, int]]
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot], changes: Sequence[tuple[int, int]]) -> _Renewal:
+        times = Counter(output for _, output in changes)
+        made = cls(changes, [], [], [], [], [])
         for i, output in changes:
             slot = slots[i]
-            if slot.table is None:
-                slot.write(results[output])
+            if slot.table is None or times[output] > 1:
+                made.others.append((slot, output))
                 continue
-            new = results[output]
-            if attributes := vars(before[i]):  # annotations
-                vars(new).update(attributes)
-            slot.table[slot.key] = new
+            made.positions.append(i)
+            made.outputs.append(output)
+            made.tables.append(slot.table)
+            made.keys.append(slot.key)
+        return made
 
 
 def _runs(slots: Sequence[Slot]) -> Iterator[tuple[Any, ...]]:

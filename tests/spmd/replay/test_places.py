@@ -57,6 +57,23 @@ def test_what_is_renewed_is_put_there_with_what_was_hung_on_it():
     assert vars(before[first]) == {"mine": ["note"]}  # each has attributes of its own
 
 
+def test_one_result_may_come_to_two_places():
+    made = state()
+    slots = made.slots(bound=True)
+    places = Places(slots)
+    first, second = [i for i, slot in enumerate(slots) if slot.role == "optimizer"][:2]
+    before = places.read()
+    setattr(before[first], "mine", "note")  # noqa: B010
+    result = torch.full_like(before[first], 7)
+    places.renew([(first, 0), (second, 0)], before, [result])
+    now = places.read()
+    assert now[first] is result and now[second] is result
+    assert vars(result) == {"mine": "note"}
+    other = [torch.full_like(result, 8) for _ in range(2)]
+    places.renew([(second, 0), (first, 1)], now, other)  # other changes than before
+    assert places.read()[second] is other[0] and places.read()[first] is other[1]
+
+
 def test_held_is_what_is_there_with_a_view_of_it():
     made = state()
     places = Places(made.slots(bound=True))
