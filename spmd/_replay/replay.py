@@ -33,6 +33,7 @@ from spmd._torch_xla import seam
 
 Key = tuple[Any, ...]
 _dropper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spmd-dropper")
+_DROPPED_AT_ONCE = 8  # calls; some 8 KB of the host's memory for each tensor
 _MAX_PLACES = 16  # lists of places that are kept, one for each set of gradients
 
 
@@ -125,10 +126,11 @@ class CompiledStep:
             torch_xla_graph.mark_settled()
             self._recorded = False
         # Dropping buffers takes as long as sending off a graph, and waits for the graph
-        # they were donated to: so it is done elsewhere while the devices work, for one
-        # that is over.
-        while len(self._spent) > 2:
-            _dropper.submit(_drop, self._spent.popleft())
+        # they were donated to: so it is done elsewhere while the devices work, for some
+        # that are over, and not at each call, since the next one is slower then.
+        if len(self._spent) > 2 + _DROPPED_AT_ONCE:
+            spent = [self._spent.popleft() for _ in range(_DROPPED_AT_ONCE)]
+            _dropper.submit(_drop, spent)
         return result
 
     def _prime_again(self) -> None:
@@ -311,10 +313,11 @@ class CompiledStep:
         return copy
 
 
-def _drop(tensors: list[torch.Tensor]) -> None:
+def _drop(spent: list[list[torch.Tensor]]) -> None:
     """Let go of tensors, a few at a time so that other threads can go on."""
-    while tensors:
-        del tensors[-16:]
+    for tensors in spent:
+        while tensors:
+            del tensors[-16:]
 
 
 def _check_batch(batch: dict[str, torch.Tensor]) -> None:

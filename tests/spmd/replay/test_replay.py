@@ -11,6 +11,7 @@ from torch import nn
 
 import spmd
 from spmd import CaptureError, CompiledStep
+from spmd._replay import replay as module
 from spmd._torch_xla import graph as torch_xla_graph
 from tests.on_device import on_device, split_by, sync
 from tests.spmd.training import (
@@ -46,6 +47,30 @@ def step_of(made: Training, **options: Any) -> CompiledStep:
 
 def parameters_of(made: Training) -> list[torch.Tensor]:
     return [p.detach().cpu() for p in made.model.parameters()]
+
+
+# --- what it holds
+
+
+def test_handles_of_spent_state_are_dropped_together(monkeypatch):
+    jobs: list[list[list[torch.Tensor]]] = []
+
+    class Dropper:
+        def submit(self, drop: Callable[..., None], spent: Any) -> None:
+            jobs.append([list(tensors) for tensors in spent])
+            drop(spent)
+            assert not any(spent)
+
+    monkeypatch.setattr(module, "_dropper", Dropper())
+    made = training()
+    step = step_of(made)
+    num = 2 * module._DROPPED_AT_ONCE + 2
+    for _ in range(num + 1):
+        step(made.batches[0])
+        assert len(step._spent) <= module._DROPPED_AT_ONCE + 2
+    # Not those of the last two calls, which the devices may still work for.
+    assert [len(job) for job in jobs] == [module._DROPPED_AT_ONCE] * 2
+    assert all(tensors for job in jobs for tensors in job)
 
 
 # --- how often it compiles
