@@ -247,7 +247,8 @@ class Unreduced:
         axes that split the weight and adds up that share over the others; of a plain
         sum GPUs add up the whole over all devices. The TPU's compiler makes a sum of it
         all the same, which it cuts in two itself where copies are on other slices. On
-        a device it has one term, of full precision.
+        a device it has one term, of full precision. The ones have their own spec: XLA
+        makes equal constants one, and with the spec of a model's it would gather parts.
         """
         from spmd._ops.precise_dot import dot_module  # takes jax with it
 
@@ -257,6 +258,7 @@ class Unreduced:
         if hosts > 1 and without(known.spec, one.axes) == known.spec:
             return self._hosts_last(one, parts, hosts)
         ones = torch.ones(len(parts), dtype=parts.dtype, device=parts.device)
+        seam.mark(ones, known.mesh, (one.axes,))
         shapes = tuple(ones.shape), tuple(parts.shape)
         module = dot_module(*shapes, parts.dtype, ((0,), (0,), (), ()), "highest")
         with noted(GRADIENT, one.weight, known.mesh, known.spec):

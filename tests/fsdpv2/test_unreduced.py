@@ -276,6 +276,36 @@ def test_gradients_of_a_loops_layers_are_reduced_after_it():
     assert set(found.values()) == {1}
 
 
+class Shifted(nn.Module):
+    """Adds ones to a weight of as many entries as there are devices, as Gemma does."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 8, bias=False)
+        self.scale = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return self.up(x) * (1.0 + self.scale)
+
+
+def test_parts_are_not_gathered_where_a_model_has_as_many_ones():
+    with spmd.meta_parameters():
+        model = Shifted()
+    model = FSDPv2(model, COPIES, min_shard_elements=1)
+
+    def step(batch):
+        for micro in model.microbatches(batch, 4):
+            model(micro).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    program = spmd.trace(step, torch.zeros(64, 64), model=model)
+    found = profiling.compile(program, "cpu:8").collectives
+    moved = [(c, m) for c in found for m in c.moved]
+    whole = [c.kind for c, m in moved if m.operand_bytes == 64 * 8 * 4]
+    assert whole == ["reduce-scatter"]
+    assert "activation" not in {m.role for _, m in moved}
+
+
 def test_of_exchanged_rows_only_copies_are_reduced():
     """A large table's columns have everybody's ids: a part for each copy."""
     model = wrapped()
