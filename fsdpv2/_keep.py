@@ -148,7 +148,8 @@ class _Keeping(Reducing):
             return func(input, num_groups, weight, bias, eps)
 
         def call(x: torch.Tensor) -> torch.Tensor:
-            return func(x, num_groups, None, None, eps)
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            return func(wide, num_groups, None, None, eps)  # all of it is wide in torch
 
         return self._scaled(call, input, weight, bias)
 
@@ -179,11 +180,8 @@ class _Keeping(Reducing):
         )
 
     def _scaled(self, call: Callable[..., Any], x: torch.Tensor, *weights: Any) -> Any:
-        """Normalise, then multiply by one of two weights [channels], and add the other.
-
-        In float32 at least, as torch does all of it.
-        """
-        out = call(x.to(torch.promote_types(x.dtype, torch.float32)))
+        """Normalise, then multiply by a weight [channels], and add a bias."""
+        out = call(x)
         for value, weight in zip((Product, Sum), weights, strict=True):
             if weight is not None:
                 out = self._channels(value, out, weight)
