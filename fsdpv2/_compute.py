@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import stateless
 
 from fsdpv2._keep import keeping
+from fsdpv2._keeper import Keeper, active
 from fsdpv2._precision import MixedPrecision
 from fsdpv2._reduce import reducing
 from fsdpv2._remat import Remat, rematerialised
 from fsdpv2._specs import AXIS
-from fsdpv2._unreduced import Keeper, active
 from fsdpv2._weights import cast, gathered
 
 UNIT = "_fsdp_unit"

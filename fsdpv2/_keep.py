@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from fsdpv2._broadcast import Copies, Product, Sum, is_broadcast
+from fsdpv2._keeper import Keeper
 from fsdpv2._reduce import Reducing, fits
-from fsdpv2._unreduced import Keeper
 from fsdpv2._unreduced_conv import Convolution
 from fsdpv2._unreduced_einsum import Einsum, Letters
 from fsdpv2._unreduced_rows import Norm, NormRows

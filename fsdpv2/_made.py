@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fsdpv2._unreduced import Keeper
+from fsdpv2._keeper import Keeper
 from spmd import Annotation
 from spmd._marking.mark import get_sharding
 from spmd._names.rebuild import leaves, rebuild

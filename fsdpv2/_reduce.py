@@ -15,17 +15,19 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from fsdpv2._broadcast import Sum, is_broadcast
+from fsdpv2._keeper import Keeper
 from fsdpv2._made import Made, Makings
-from fsdpv2._unreduced import Keeper
 from fsdpv2._unreduced_rows import (
     How,
     Lookup,
     LookupRows,
     known_as,
 )
+from fsdpv2._weights import without
 from spmd import Annotation
 from spmd._capture.prime import original_of
 from spmd._marking.planning import GRADIENT, noted
+from spmd._meshes.spec import entry_axes
 from spmd._ops.host_sums import added_up, parted
 from spmd._preserve.dot import Dims, dot
 from spmd._torch_xla import seam
@@ -91,7 +93,7 @@ class Reducing(TorchFunctionMode):
             return self.embedding(*args, **kwargs)
         if kind in _MATMULS and len(args) == 2 and not kwargs:
             return self.matmul(func, *args)
-        if kind is torch.addmm and len(args) == 3 and not kwargs:
+        if kind is _ADDMM and len(args) == 3 and not kwargs:
             return self.addmm(*args)
         return func(*args, **kwargs)
 
@@ -160,6 +162,7 @@ class Reducing(TorchFunctionMode):
         return rows
 
 
+_ADDMM = original_of(torch.addmm)
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
@@ -205,7 +208,8 @@ class _Linear(torch.autograd.Function):
         if any(ctx.needs_input_grad[5:]):
             pair = (grad, x) if ctx.over else (x, grad)
             with _named(grad, made.known):
-                if not how.keep(made, pair, _by_device):
+                columns = _columns(made.known)
+                if not how.keep(made, pair, _by_device, columns=columns):
                     whole = _over_rows(*pair, made.known, how.dtype)
                     of_weights = tuple(made.gradients(whole))
         return of_x, None, None, None, None, *of_weights
@@ -215,6 +219,21 @@ def _by_device(a: torch.Tensor, b: torch.Tensor, *, dtype: torch.dtype) -> torch
     """[devices, ..., out] times [devices, ..., in]: [devices, out, in]."""
     rows = list(range(1, a.ndim - 1))
     return seam.dot_general(a, b, rows, rows, [0], [0], dtype=dtype)
+
+
+def _columns(known: Annotation | None) -> list[tuple[str, ...] | None]:
+    """How the two factors of a weight's gradient are split besides their rows.
+
+    A sequence that is split over the axis of one of the weight's dims is gathered: as
+    the layer does it, for its own product or for its input's gradient.
+    """
+    if known is None:
+        return [None, None]
+    rest = without(known.spec, known.mesh.data_axes)
+    found = [
+        tuple(a for a in entry_axes(e) if known.mesh.axis_size(a) > 1) for e in rest
+    ]
+    return list(found) if sum(map(bool, found)) == 1 else [None, None]
 
 
 def _over_rows(

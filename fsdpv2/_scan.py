@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
+from fsdpv2._keeper import Keeper, active, unreduced
 from fsdpv2._scan_random import CountedDraws, check_same, draw_keys
-from fsdpv2._unreduced import InLoop, Keeper, Unreduced, active, unreduced
+from fsdpv2._unreduced import Unreduced
+from fsdpv2._unreduced_loop import InLoop
 from spmd._marking.mark import Annotation, get_sharding, remember
 from spmd._names.rebuild import leaves, rebuild
 from spmd._stacked.layers import Stacked

@@ -14,8 +14,7 @@ drops all but the last, so each gradient is reduced once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,15 +135,24 @@ class Unreduced:
             return False
         return rows > 0 and rows % self._ways == 0
 
-    def split(self, value: torch.Tensor) -> torch.Tensor:
+    def split(
+        self, value: torch.Tensor, *, columns: tuple[str, ...] | None = None
+    ) -> torch.Tensor:
         """Rows by the device that has them.
 
         Args:
             value: [rows, ...].
+            columns: Axes that split the last dim, no other axis but the batch's being
+                left on any; None to leave that to the compiler. What is gathered for
+                it then is what the layer gathered, and XLA makes one of both.
 
         Returns:
             [devices, rows / devices, ...].
         """
+        if columns is not None:
+            value = value.detach().clone()
+            rest = *[None] * (value.ndim - 2), *without((columns,), self._axes)
+            seam.mark(value, self._mesh, (self._axes, *rest))
         return value.reshape(self._ways, -1, *value.shape[1:])
 
     def add(
@@ -296,107 +304,3 @@ def _will_accumulate(weight: torch.Tensor) -> bool:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # `torch.autograd.grad` gives it to somebody else
         return False
-
-
-class InLoop:
-    """Keeps parts of the gradients of a loop's weights, for the loop to hand out.
-
-    Args:
-        into: Where they are to be added up after the loop.
-        owners: The stack [layers, *shape] of each of the body's weights that has its
-            gradient in parts, by position.
-    """
-
-    def __init__(self, into: Unreduced, owners: Mapping[int, torch.Tensor]) -> None:
-        self._into = into
-        self._owners = owners
-        self._positions: dict[int, int] = {}
-        self._wires: dict[int, torch.dtype] = {}
-        self.rows = into.rows
-        self.split, self.is_batch, self.stay = into.split, into.is_batch, into.stay
-        self.parts: dict[int, torch.Tensor] = {}
-        """[devices, *shape] of one run of the body, by position."""
-
-    def enter(self, weights: Sequence[torch.Tensor]) -> None:
-        """Say which tensors the body has for weights.
-
-        Args:
-            weights: Leaves, by position.
-        """
-        found = enumerate(weights)
-        self._positions = {id(w): i for i, w in found if i in self._owners}
-
-    def takes(
-        self,
-        weight: torch.Tensor,
-        *values: torch.Tensor,
-        axes: tuple[str, ...] | None = None,
-    ) -> bool:
-        """See `Unreduced.takes`; over axes of the batch alone."""
-        if torch.is_grad_enabled() or id(weight) not in self._positions:
-            return False
-        return axes is None and self._into.is_batch(*values)
-
-    def has(self, weight: torch.Tensor) -> bool:
-        """See `Unreduced.has`."""
-        return id(weight) in self._positions
-
-    def add(
-        self,
-        weight: torch.Tensor,
-        parts: torch.Tensor,
-        *,
-        wire: torch.dtype,
-        axes: tuple[str, ...] | None = None,
-    ) -> None:
-        """See `Unreduced.add`."""
-        i = self._positions[id(weight)]
-        if i in self.parts:
-            parts = self.parts[i] + parts
-        self.parts[i], self._wires[i] = self._into.placed(weight, parts), wire
-
-    def hand_out(self, stacks: Mapping[int, torch.Tensor]) -> None:
-        """Add to the gradients of the stacks.
-
-        Args:
-            stacks: [layers, devices, *shape], by position.
-        """
-        self.parts.clear()  # the body's values must not outlive it
-        for i, stack in stacks.items():
-            weight = self._owners[i]
-            parts = self._into.placed(weight, stack, dim=1).transpose(0, 1)
-            self._into.add(weight, parts, wire=self._wires[i])
-
-
-Keeper = Unreduced | InLoop
-
-# A module variable, as where rows are split: a forward runs in one thread.
-_active: Keeper | None = None
-
-
-@contextmanager
-def unreduced(into: Keeper | None) -> Iterator[None]:
-    """Keep gradients of weights that are used inside in parts.
-
-    Args:
-        into: Where to.
-
-    Yields:
-        Nothing.
-    """
-    global _active
-    before = _active
-    _active = into
-    try:
-        yield
-    finally:
-        _active = before
-
-
-def active() -> Keeper | None:
-    """Where the gradients of weights that are used now are added up.
-
-    Returns:
-        None where each is reduced as it comes.
-    """
-    return _active if torch.is_grad_enabled() else None

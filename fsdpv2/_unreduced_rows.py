@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from fsdpv2._keeper import Keeper
 from fsdpv2._made import Made
-from fsdpv2._unreduced import Keeper
 from spmd._marking.mark import get_sharding, remember
 from spmd._meshes.spec import entry_axes
 from spmd._vocab.columns import Exchange, exchange_of, exchanged
@@ -48,6 +48,7 @@ class How:
         make: Callable[..., torch.Tensor],
         *,
         axes: tuple[str, ...] | None = None,
+        columns: Sequence[tuple[str, ...] | None] | None = None,
     ) -> bool:
         """Add up a gradient in parts, if that may be.
 
@@ -58,6 +59,7 @@ class How:
                 [devices, rows / devices, ...].
             axes: Axes over which they are parts, made of values as they are; None for
                 those of the batch.
+            columns: Of each value, the axes that are to split its last dim.
 
         Returns:
             Whether it is added up; else it is to be made and reduced.
@@ -67,7 +69,9 @@ class How:
             return False
         kept = functools.reduce(torch.promote_types, (m.dtype for m in masters))
         if axes is None:
-            values = [into.split(v) for v in values]
+            columns = columns or [None] * len(values)
+            pairs = zip(values, columns, strict=True)
+            values = [into.split(v, columns=c) for v, c in pairs]
         parts = make(*values, dtype=torch.promote_types(self.dtype, kept))
         if not made.is_weight:
             into.stay(parts)
@@ -312,10 +316,10 @@ def _keep_table(
     ids, into = lookup.ids, how.into
     if into is None or ids.shape != grad.shape[:-1]:
         return False
+    if _looked_up_in_pieces(master):
+        return False
     exchange = axes = None
     if not into.has(master):  # else a whole one is reduced anyway
-        if _looked_up_in_pieces(master):
-            return False
         exchange = exchange_of(table, ids)
         if exchange is not None and exchange.gathers:
             exchange = None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spmd
+from fsdpv2._keeper import unreduced
 from fsdpv2._microbatches import microbatches, num_rows
 from fsdpv2._nest import repeated_layers, wrap_children
 from fsdpv2._precision import as_precision, to_master
@@ -17,7 +18,7 @@ from fsdpv2._remat import Remat, check_remat
 from fsdpv2._scan import scan_lists
 from fsdpv2._specs import AXIS, MIN_SHARD_ELEMENTS, batch_axes
 from fsdpv2._unit import ShardOutput, Unit, make_unit, unit_of
-from fsdpv2._unreduced import Unreduced, unreduced
+from fsdpv2._unreduced import Unreduced
 from spmd import Mesh, Plan
 from spmd._plans.module import tie_again, tied_names, to_device
 

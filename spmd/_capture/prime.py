@@ -109,7 +109,8 @@ def tensor_factors() -> Iterator[None]:
     torch reads a factor that is a tensor on the host, as most of its optimizers have
     it do with their learning rate. Also has ``torch.addmm`` with factors, which Muon
     uses, stay on the device. The functions are replaced for the time: a mode would see
-    every call of every function.
+    every call of every function. One that is there sees those that stand for methods;
+    `original_of` says for which.
 
     Yields:
         Nothing.
@@ -189,7 +190,9 @@ def _addmm(original: Any) -> Any:
         beta: float = 1,
         **options: Any,
     ) -> torch.Tensor:
-        if (alpha == 1 and beta == 1) or given.device.type != "xla":
+        if alpha == 1 and beta == 1:
+            return original(given, one, two, **options)
+        if given.device.type != "xla":
             return original(given, one, two, alpha=alpha, beta=beta, **options)
         return torch.add(given * beta, one @ two * alpha, **options)
 

@@ -7,7 +7,8 @@ from torch import nn
 import profiling
 import spmd
 from fsdpv2 import FSDPv2, MixedPrecision
-from fsdpv2._unreduced import Unreduced, active, unreduced
+from fsdpv2._keeper import active, unreduced
+from fsdpv2._unreduced import Unreduced
 from spmd import Mesh
 from spmd._stacked.layers import per_layer
 from tests.fsdpv2.layers import (

@@ -8,11 +8,13 @@ import profiling
 import spmd
 from fsdpv2 import FSDPv2
 from spmd import Mesh
+from spmd._auto.plan import auto_plan
 from tests.fsdpv2.layers import check_close
 from tests.on_device import sync
 from tests.spmd.hf_models import CASES
 
 MESH = Mesh({"replica": 2, "fsdp": 4})
+SEQUENCE = Mesh({"fsdp": 2, "tensor": 4})
 ROWS = 32
 NAMES = ["gpt2", "gemma3", "llama", "bert", "falcon", "vit"]
 
@@ -22,13 +24,26 @@ def batch_of(name):
     return {k: v.repeat(ROWS // len(v), *[1] * (v.ndim - 1)) for k, v in batch.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_the_big_batchs(name):
+def wrapped(module, mesh):
+    """With a sequence that is split over ``tensor``, where the mesh has that."""
+    plan = None
+    if "tensor" in mesh.axis_names:
+        options = {"sequence_parallel": True, "min_shard_elements": 1}
+        plan = auto_plan(module, mesh, **options)
+    return FSDPv2(module, mesh, min_shard_elements=1, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [*((n, MESH) for n in NAMES), ("llama", SEQUENCE), ("bert", SEQUENCE)],
+    ids=[*NAMES, "llama-sequence", "bert-sequence"],
+)
+def test_gradients_are_the_big_batchs(name, mesh):
     plain = CASES[name].build()
-    model = FSDPv2(copy.deepcopy(plain), MESH, min_shard_elements=1)
+    model = wrapped(copy.deepcopy(plain), mesh)
     loss = plain(**batch_of(name)).loss
     loss.backward()
-    batch = spmd.shard_batch(batch_of(name), MESH)
+    batch = spmd.shard_batch(batch_of(name), mesh)
     losses = []
     with spmd.sharding_preserving():
         for micro in model.microbatches(batch, 2):
@@ -44,24 +59,26 @@ def test_gradients_are_the_big_batchs(name):
     check_close({"loss": sum(losses).cpu(), **found}, {"loss": loss.detach(), **want})
 
 
-def reduced(name, num):
-    """Bytes of all reductions of a step, but those of the loss."""
+def moved(name, num, mesh=MESH):
+    """What a step moves, but not for the loss."""
     with spmd.meta_parameters():
         module = CASES[name].build()
-    model = FSDPv2(module, MESH, min_shard_elements=1)
+    model = wrapped(module, mesh)
 
     def step(batch):
         for micro in model.microbatches(batch, num):
             (model(**micro).loss / num).backward()
         return [p.grad for p in model.parameters()]
 
-    spec = (MESH.data_axes,)
+    spec = (mesh.data_axes,)
     program = spmd.trace(step, batch_of(name), model=model, batch_spec=spec)
-    return sum(
-        c.wire_bytes * c.num_runs
-        for c in profiling.compile(program, "cpu:8").collectives
-        if "reduce" in c.kind and c.role != "scalar"
-    )
+    found = profiling.compile(program, "cpu:8").collectives
+    return [c for c in found if c.role != "scalar"]
+
+
+def reduced(name, num):
+    """Bytes of all reductions of a step, but those of the loss."""
+    return sum(c.step_wire_bytes for c in moved(name, num) if "reduce" in c.kind)
 
 
 # Of a table of positions all rows are reduced, not only those that a batch has.
@@ -71,3 +88,17 @@ def reduced(name, num):
 def test_four_are_reduced_in_the_bytes_of_one(name, most):
     """XLA's CPU compiler joins reductions, so their number says nothing."""
     assert reduced(name, 4) <= most * reduced(name, 1)
+
+
+def gathered(num):
+    """Bytes of what is gathered of a sequence that is split."""
+    return sum(
+        c.step_wire_bytes
+        for c in moved("llama", num, SEQUENCE)
+        if c.kind == "all-gather" and c.role == "activation"
+    )
+
+
+def test_a_sequence_is_gathered_as_often_as_for_one_batch():
+    """The gradients of weights take what the layers gathered."""
+    assert 0 < gathered(4) <= gathered(1)

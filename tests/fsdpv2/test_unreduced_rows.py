@@ -181,6 +181,39 @@ def test_products_that_are_no_norms(kept):
     assert kept(model) == dict.fromkeys(("one", "many"), ("replica", "fsdp"))
 
 
+class Sums(nn.Module):
+    """Weights in ops that have other functions while a step is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        for name in ("bias", "left", "right", "method"):
+            setattr(self, name, nn.Parameter(torch.ones(WIDTH)))
+
+    def forward(self, x):
+        out = torch.addmm(self.bias, x.flatten(0, 1), self.matrix).view(x.shape)
+        return (self.left + out + self.right).add(self.method)
+
+
+@pytest.mark.parametrize("preserving", [True, False])
+def test_a_traced_step_keeps_sums_and_products_too(preserving, kept):
+    with spmd.meta_parameters():
+        model = Sums()
+    model = wrapped(COPIES, model)
+    found = []
+
+    def step(batch):
+        for micro in model.microbatches(batch, 2):
+            model(micro).square().sum().backward()
+        found.append(kept(model))
+        return [p.grad for p in model.parameters()]
+
+    with spmd.sharding_preserving(preserving):
+        spmd.trace(step, torch.zeros(ROWS, SEQ, WIDTH), model=model)
+    every = {n: ("replica", "fsdp") for n, _ in model.named_parameters()}
+    assert found == [every]
+
+
 def test_rows_of_each_device_are_summed():
     grad = torch.arange(24.0).reshape(2, 3, 2, 2)
     assert summed(grad, dtype=torch.float64).tolist() == [[30, 36], [102, 108]]
