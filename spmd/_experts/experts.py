@@ -10,13 +10,14 @@ intermediate features: one all-reduce of [tokens, hidden] forward and one backwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from spmd._experts.layout import TokenLayout
+from spmd._experts.product import plus, product
 from spmd._experts.rule import (
     DOWN,
     GATED,
@@ -30,7 +31,7 @@ from spmd._fused.fused import HOOKS, check_free, cut, forget
 from spmd._fused.output import joined
 from spmd._fused.state import Pieces, hold_in_pieces, pieces_of
 from spmd._meshes.mesh import Mesh
-from spmd._preserve.dot import Dims, dot
+from spmd._preserve.dot import Dims
 
 
 class DenseExperts(nn.Module):
@@ -89,44 +90,56 @@ class DenseExperts(nn.Module):
         share = torch.where(chosen, weights.unsqueeze(-1), 0.0).sum(1)
         share = layout.meet(share, layout.expert)  # [..., expert]
         hidden = layout.meet_hidden(hidden)
-        inner = layout.split(self._inner(hidden), layout.expert, layout.features)
-        mixed = layout.part(self._mix(inner, share.to(inner.dtype)))
+        inner = self._inner(hidden, layout)
+        inner = layout.split(inner, layout.expert, layout.features)
+        mixed = layout.part(self._mix(inner, share.to(inner.dtype), layout))
         return mixed.reshape(tokens, -1).to(hidden.dtype)
 
-    def _inner(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _inner(self, hidden: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
         """[..., expert, intermediate]."""
         names = [n for n in HALVES if n in self._parameters]
         if GATED in self._parameters:
-            return self._gate(self, self._up(hidden, *self._of(GATED)))
+            return self._gate(self, self._up(hidden, [GATED], layout))
+        both = self._up(hidden, names, layout)
         if names == [UP]:
-            return self.act_fn(self._up(hidden, *self._of(UP)))
-        # As one product, whose gradient is reduced over devices once.
-        weights, biases = zip(*map(self._of, names), strict=True)
-        bias = None if biases[0] is None else torch.stack(biases, 1)
-        both = self._up(hidden, torch.stack(weights, 1), bias)
+            return self.act_fn(both)
         return self._gate(self, joined([x.squeeze(-2) for x in both.split(1, -2)]))
 
     def _up(
-        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, hidden: torch.Tensor, names: Sequence[str], layout: TokenLayout
     ) -> torch.Tensor:
-        """[..., hidden] by [expert, ..., out, hidden]."""
-        within = weight.ndim - (2 if self._transposed else 1)
-        product = _product(hidden, weight, Dims((hidden.ndim - 1,), (within,)))
-        return product if bias is None else product + bias
+        """[..., expert, out], or [..., expert, names, out].
 
-    def _mix(self, inner: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        As one product, whose gradient is reduced over devices once.
+        """
+        weights, biases = zip(*map(self._of, names), strict=True)
+        last = 2 if len(names) == 1 else 3
+        within = last - 1 if self._transposed else last
+        dims = Dims((hidden.ndim - 1,), (within,))
+        out = product(hidden, weights, dims, axes=layout.axes)
+        return out if biases[0] is None else plus(out, biases, axes=layout.axes)
+
+    def _mix(
+        self, inner: torch.Tensor, share: torch.Tensor, layout: TokenLayout
+    ) -> torch.Tensor:
         """The sum over experts, in one product with that over features."""
         weight, bias = self._of(DOWN)
+        axes = layout.axes
         within = 1 if self._transposed else 2
         expert, feature = inner.ndim - 2, inner.ndim - 1
         if getattr(self, "has_post_expert_norm", False):
-            each = _product(inner, weight, Dims((feature,), (within,), (expert,), (0,)))
+            dims = Dims((feature,), (within,), (expert,), (0,))
+            each = product(inner, [weight], dims, axes=axes)
             each = each.movedim(0, -2)  # [..., expert, hidden]
-            each = self.post_expert_norm(each if bias is None else each + bias)
-            return (each * share.unsqueeze(-1)).sum(-2)
+            each = each if bias is None else plus(each, [bias], axes=axes)
+            return (self.post_expert_norm(each) * share.unsqueeze(-1)).sum(-2)
         weighted = inner * share.unsqueeze(-1)
-        mixed = _product(weighted, weight, Dims((expert, feature), (0, within)))
-        return mixed if bias is None else mixed + share @ bias
+        dims = Dims((expert, feature), (0, within))
+        mixed = product(weighted, [weight], dims, axes=axes)
+        if bias is None:
+            return mixed
+        dims = Dims((share.ndim - 1,), (0,))
+        return mixed + product(share, [bias], dims, axes=axes)
 
     def _of(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = self._parameters[name]
@@ -253,24 +266,3 @@ def _pieces(
 def _apply_gate(self: Any, both: torch.Tensor) -> torch.Tensor:
     gate, up = both.chunk(2, dim=-1)
     return self.act_fn(gate) * up
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """XLA's product of the dims as they are; torch's where there is no XLA device."""
-    if a.dtype != b.dtype:
-        wide = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(wide), b.to(wide)
-    if a.device.type == "xla":
-        return dot(a, b, dims)
-    letters = iter("abcdefghij")
-    of_b = [next(letters) for _ in range(b.ndim)]
-    of_a = [next(letters) for _ in range(a.ndim)]
-    for i, j in zip(
-        (*dims.contract_a, *dims.batch_a),
-        (*dims.contract_b, *dims.batch_b),
-        strict=True,
-    ):
-        of_a[i] = of_b[j]
-    out = [of_a[i] for i in (*dims.batch_a, *dims.free_a(a.ndim))]
-    out += [of_b[i] for i in dims.free_b(b.ndim)]
-    return torch.einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(out)}", a, b)

@@ -69,6 +69,14 @@ class TokenLayout:
             return made
         return replace(made, source=source, sequence=around.spec[1])
 
+    @property
+    def axes(self) -> tuple[str, ...] | None:
+        """Axes that split rows among the experts; None where nothing is annotated."""
+        if self.mesh is None:
+            return None
+        stay = entry_axes(self.stay)
+        return tuple(a for a in stay if self.mesh.axis_size(a) > 1)
+
     def meet(self, x: torch.Tensor, last: SpecEntry) -> torch.Tensor:
         """Gather tokens [tokens, last], split by `last`; their gradient is scattered.
 
