@@ -241,7 +241,8 @@ class _Keep:
         into = self.into
         if not isinstance(into, Unreduced):
             return None
-        taken = {i: self.owners[i] for i in learned if into.takes(self.owners[i])}
+        owners = {i: self.owners[i] for i in learned}
+        taken = {i: o for i, o in owners.items() if into.takes(o, axes=into.axes_of(o))}
         return InLoop(into, taken)
 
 

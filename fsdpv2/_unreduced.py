@@ -65,8 +65,8 @@ class Unreduced:
         self, mesh: Mesh, axes: Sequence[str], *, rows: int, num_passes: int
     ) -> None:
         self._mesh = mesh
-        self._axes = tuple(a for a in axes if mesh.axis_size(a) > 1)
-        self._ways = mesh.axis_size(self._axes)
+        self.axes = tuple(a for a in axes if mesh.axis_size(a) > 1)
+        self._ways = mesh.axis_size(self.axes)
         self.rows = rows
         self._passes_left = num_passes
         self._sums: dict[int, _Sum] = {}
@@ -96,8 +96,7 @@ class Unreduced:
             return False
         if torch.is_grad_enabled():  # somebody wants the gradient's gradient
             return False
-        found = self._found_now().get(id(weight))
-        if found is not None and found[0].axes != (axes or self._axes):
+        if self.axes_of(weight) not in (None, axes or self.axes):
             return False
         return self.is_batch(*values) and _will_accumulate(weight)
 
@@ -110,11 +109,19 @@ class Unreduced:
         Returns:
             Yes for a table that is the last layer's weight too.
         """
-        found = self._found_now().get(id(weight))
-        return found is not None and found[0].axes == self._axes
+        return self.axes_of(weight) == self.axes
 
-    def _found_now(self) -> dict[int, tuple[_Sum, _Sum | None]]:
-        return self._found.get(torch._C._current_graph_task_id(), {})
+    def axes_of(self, weight: torch.Tensor) -> tuple[str, ...] | None:
+        """Axes over which this backward pass has parts already.
+
+        Args:
+            weight: The weight.
+
+        Returns:
+            None where it has none.
+        """
+        found = self._found.get(torch._C._current_graph_task_id(), {})
+        return found[id(weight)][0].axes if id(weight) in found else None
 
     def is_batch(self, *values: torch.Tensor) -> bool:
         """Whether values have the batch's rows, and devices share these evenly.
@@ -151,8 +158,8 @@ class Unreduced:
         """
         if columns is not None:
             value = value.detach().clone()
-            rest = *[None] * (value.ndim - 2), *without((columns,), self._axes)
-            seam.mark(value, self._mesh, (self._axes, *rest))
+            rest = *[None] * (value.ndim - 2), *without((columns,), self.axes)
+            seam.mark(value, self._mesh, (self.axes, *rest))
         return value.reshape(self._ways, -1, *value.shape[1:])
 
     def add(
@@ -171,7 +178,7 @@ class Unreduced:
             wire: What to reduce in.
             axes: Axes over which they are parts; None for those of the batch.
         """
-        axes = axes or self._axes
+        axes = axes or self.axes
         task = torch._C._current_graph_task_id()
         if task not in self._found:
             self._found[task] = {}
@@ -231,7 +238,7 @@ class Unreduced:
         Returns:
             The parts.
         """
-        axes = axes or self._axes
+        axes = axes or self.axes
         rest = without(_known(weight).spec, axes)
         seam.mark(parts, self._mesh, (*rest[:dim], axes, *rest[dim:]))
         return parts
@@ -245,7 +252,7 @@ class Unreduced:
             parts: [devices, *shape].
         """
         if self._mesh.size == self._ways:
-            spec = (self._axes, *[None] * (parts.ndim - 1))
+            spec = (self.axes, *[None] * (parts.ndim - 1))
             seam.mark(parts, self._mesh, spec)
 
     def _reduced(self, one: _Sum) -> torch.Tensor:

@@ -23,6 +23,7 @@ class InLoop:
         self._owners = owners
         self._positions: dict[int, int] = {}
         self._wires: dict[int, torch.dtype] = {}
+        self._axes = {i: into.axes_of(owner) for i, owner in owners.items()}
         self.rows = into.rows
         self.split, self.is_batch, self.stay = into.split, into.is_batch, into.stay
         self.parts: dict[int, torch.Tensor] = {}
@@ -43,10 +44,12 @@ class InLoop:
         *values: torch.Tensor,
         axes: tuple[str, ...] | None = None,
     ) -> bool:
-        """See `Unreduced.takes`; over axes of the batch alone."""
+        """See `Unreduced.takes`."""
         if torch.is_grad_enabled() or id(weight) not in self._positions:
             return False
-        return axes is None and self._into.is_batch(*values)
+        before = self._axes[self._positions[id(weight)]]
+        agrees = before in (None, axes or self._into.axes)
+        return agrees and self.is_batch(*values)
 
     def has(self, weight: torch.Tensor) -> bool:
         """See `Unreduced.has`."""
@@ -64,7 +67,8 @@ class InLoop:
         i = self._positions[id(weight)]
         if i in self.parts:
             parts = self.parts[i] + parts
-        self.parts[i], self._wires[i] = self._into.placed(weight, parts), wire
+        self.parts[i] = self._into.placed(weight, parts, axes=axes)
+        self._axes[i], self._wires[i] = axes or self._into.axes, wire
 
     def hand_out(self, stacks: Mapping[int, torch.Tensor]) -> None:
         """Add to the gradients of the stacks.
@@ -74,6 +78,6 @@ class InLoop:
         """
         self.parts.clear()  # the body's values must not outlive it
         for i, stack in stacks.items():
-            weight = self._owners[i]
-            parts = self._into.placed(weight, stack, dim=1).transpose(0, 1)
-            self._into.add(weight, parts, wire=self._wires[i])
+            weight, axes = self._owners[i], self._axes[i]
+            parts = self._into.placed(weight, stack, dim=1, axes=axes).transpose(0, 1)
+            self._into.add(weight, parts, wire=self._wires[i], axes=axes)

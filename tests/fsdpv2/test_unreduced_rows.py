@@ -89,7 +89,7 @@ def kept(monkeypatch):
     add = Unreduced.add
 
     def spy(self, weight, parts, *, wire, axes=None):
-        seen[id(weight)] = axes or self._axes
+        seen[id(weight)] = axes or self.axes
         add(self, weight, parts, wire=wire, axes=axes)
 
     monkeypatch.setattr(Unreduced, "add", spy)
