@@ -81,18 +81,27 @@ class _Dot(torch.autograd.Function):
         dims: Dims = ctx.dims
         of_a = of_b = None
         if ctx.needs_input_grad[0]:
-            of_a = _gradient_of_a(grad, a, b, dims)
+            of_a = gradient_of_a(grad, a, b, dims)
         if ctx.needs_input_grad[1]:
-            of_b = _reduced_gradient_of_b(grad, a, b, dims, ctx.known)
+            of_b = gradient_of_b(grad, a, dims, ndim=b.ndim, known=ctx.known)
         return of_a, of_b, None
 
 
-def _gradient_of_a(
+def gradient_of_a(
     grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dims: Dims
 ) -> torch.Tensor:
     """Sum over the free dims of `b`.
 
     `x [b, s, e]` times `w [o, e]`: `[b, s, o]` times `w` over `o` is `[b, s, e]`.
+
+    Args:
+        grad: Of the product.
+        a: Its first operand.
+        b: Its second operand.
+        dims: Which of their dims are paired.
+
+    Returns:
+        The shape of `a`.
     """
     batch = range(len(dims.batch_a))
     free_b = dims.free_b(b.ndim)
@@ -103,40 +112,70 @@ def _gradient_of_a(
     return _sorted(product, given)
 
 
-def _reduced_gradient_of_b(
+def gradient_of_b(
     grad: torch.Tensor,
     a: torch.Tensor,
-    b: torch.Tensor,
     dims: Dims,
-    known: Annotation | None,
+    *,
+    ndim: int,
+    known: Annotation | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The same, in one product for each host where that keeps axes inside it."""
+    """Sum over the free dims of `a`.
+
+    In one product for each host where that keeps axes inside it.
+
+    Args:
+        grad: Of the product.
+        a: Its first operand.
+        dims: Which dims of the operands are paired.
+        ndim: Dims of the second operand.
+        known: How the second operand is split.
+        dtype: Of the gradient, where it is another than theirs; it has no gradient of
+            its own then.
+
+    Returns:
+        The shape of the second operand.
+    """
     sums_rows = not dims.batch_a and 0 not in dims.contract_a
     parts = parted(known, grad, a) if sums_rows else None
     if parts is None:
-        return _gradient_of_b(grad, a, b, dims)
+        return _gradient_of_b(grad, a, dims, ndim, dtype)
     contract_a = tuple(d + 1 for d in dims.contract_a)
     contract_b = tuple(d + 1 for d in dims.contract_b)
     by_host = Dims(contract_a, contract_b, (0,), (0,))
-    return added_up(_gradient_of_b(*parts, b.unsqueeze(0), by_host))
+    return added_up(_gradient_of_b(*parts, by_host, ndim + 1, dtype))
 
 
 def _gradient_of_b(
-    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dims: Dims
+    grad: torch.Tensor,
+    a: torch.Tensor,
+    dims: Dims,
+    ndim: int,
+    dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Sum over the free dims of `a`, in the order that needs no transposition.
+    """In the order that needs no transposition.
 
     `x [b, s, e]` times `w [o, e]`: `[b, s, o]` times `x` over `b, s` is `[o, e]`.
     """
     batch = tuple(range(len(dims.batch_a)))
-    free_a, free_b = dims.free_a(a.ndim), dims.free_b(b.ndim)
+    free_a, free_b = dims.free_a(a.ndim), dims.free_b(ndim)
     middle = tuple(range(len(batch), len(batch) + len(free_a)))
     contracted = _in_order(dims.contract_a, dims.contract_b)
     given = (*dims.batch_b, *free_b, *contracted)
-    if given == tuple(range(b.ndim)):
-        return dot(grad, a, Dims(middle, free_a, batch, dims.batch_a))
-    product = dot(a, grad, Dims(free_a, middle, dims.batch_a, batch))
+    if given == tuple(range(ndim)):
+        return _in_dtype(grad, a, Dims(middle, free_a, batch, dims.batch_a), dtype)
+    product = _in_dtype(a, grad, Dims(free_a, middle, dims.batch_a, batch), dtype)
     return _sorted(product, (*dims.batch_b, *contracted, *free_b))
+
+
+def _in_dtype(
+    a: torch.Tensor, b: torch.Tensor, dims: Dims, dtype: torch.dtype | None
+) -> torch.Tensor:
+    if dtype in (None, a.dtype):
+        return dot(a, b, dims)
+    pairs = dims.contract_a, dims.contract_b, dims.batch_a, dims.batch_b
+    return seam.dot_general(a, b, *map(list, pairs), dtype=dtype)
 
 
 def _others(ndim: int, dims: Iterable[int]) -> tuple[int, ...]:
