@@ -322,6 +322,8 @@ class _Keeping(Reducing):
 
     def look_up(self, func: Any, weight: Any, index: Any) -> Any:
         """Rows of a table by their numbers."""
+        if self.experts.are_looked_up(weight, index):
+            return self.experts.look_up(weight, index)
         if isinstance(index, torch.Tensor) and self.makings.weight(weight) is not None:
             if weight.ndim == 2 and index.dtype in (torch.int32, torch.int64):
                 return self.embedding(index % len(weight), weight)

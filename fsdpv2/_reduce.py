@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from fsdpv2._broadcast import Sum, is_broadcast
 from fsdpv2._keeper import Keeper
 from fsdpv2._made import Made, Makings
+from fsdpv2._unreduced_experts import EXPERTS, Experts
 from fsdpv2._unreduced_rows import (
     How,
     Lookup,
@@ -61,6 +62,7 @@ class Reducing(TorchFunctionMode):
     Attributes:
         into: The same.
         makings: Of which weights tensors are made.
+        experts: Knows their weights.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Reducing(TorchFunctionMode):
         super().__init__()
         self.into = into
         self.makings = Makings(masters, into)
+        self.experts = Experts(masters, dtype, into)
         self._dtype = dtype
 
     def how(self, x: torch.Tensor) -> How:
@@ -95,6 +98,8 @@ class Reducing(TorchFunctionMode):
             return self.matmul(func, *args)
         if kind is _ADDMM and len(args) == 3 and not kwargs:
             return self.addmm(*args)
+        if kind in EXPERTS:
+            return self.experts.call(func, *args, **kwargs)
         return func(*args, **kwargs)
 
     def linear(
