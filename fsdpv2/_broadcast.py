@@ -6,6 +6,7 @@ its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ class Sum(torch.autograd.Function):
         """
         (grad,) = grads
         of_x = grad.sum_to_size(ctx.of_x) if ctx.needs_input_grad[0] else None
-        return of_x, None, None, None, *of_rows(ctx, 4, (grad,))
+        return of_x, None, None, None, *_of_rows(ctx, 4, (grad,))
 
 
 class Product(torch.autograd.Function):
@@ -122,7 +123,7 @@ class Product(torch.autograd.Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = (grad * weight).sum_to_size(x.shape)
-        return of_x, None, None, None, *of_rows(ctx, 4, (grad, x))
+        return of_x, None, None, None, *_of_rows(ctx, 4, (grad, x))
 
 
 class Copies(torch.autograd.Function):
@@ -144,24 +145,13 @@ class Copies(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """See `Sum.backward`."""
-        return None, None, None, None, *of_rows(ctx, 4, grads)
+        return None, None, None, None, *_of_rows(ctx, 4, grads)
 
 
-def of_rows(
+def _of_rows(
     ctx: Any, first: int, factors: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of weights: sums over rows of the product of some factors.
-
-    Args:
-        ctx: With the shape of what is made of them, `made` and `how`.
-        first: Which of the forward pass's arguments they begin with.
-        factors: [rows, ...].
-
-    Returns:
-        None for those that are kept in parts, or that nobody wants.
-    """
-    made: Made = ctx.made
-    nothing = (None,) * len(made.masters)
+    """Gradients of weights: sums over rows of the product of some factors."""
 
     def make(*factors: torch.Tensor, dtype: torch.dtype, keep: int = 1) -> torch.Tensor:
         value = factors[0].to(dtype)
@@ -169,6 +159,6 @@ def of_rows(
             value = value * factor.to(dtype)
         return summed_to(value, ctx.shape, dtype=dtype, keep=keep)
 
-    if not any(ctx.needs_input_grad[first:]) or ctx.how.keep(made, factors, make):
-        return nothing
-    return tuple(made.gradients(make(*factors, dtype=ctx.how.dtype, keep=0)))
+    whole = functools.partial(make, keep=0)
+    wanted = ctx.needs_input_grad[first:]
+    return ctx.how.gradients(ctx.made, wanted, factors, make, whole)

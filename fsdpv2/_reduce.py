@@ -6,6 +6,7 @@ of that product. So the product must come out in the wanted dtype already.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -205,18 +206,20 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        made, how = ctx.made, ctx.how
+        known: Annotation | None = ctx.made.known
         of_x = None
-        of_weights = (None,) * len(made.masters)
         if ctx.needs_input_grad[0]:
             of_x = dot(grad, weight, Dims((x.ndim - 1,), (1 - ctx.over,)))
-        if any(ctx.needs_input_grad[5:]):
-            pair = (grad, x) if ctx.over else (x, grad)
-            with _named(grad, made.known):
-                columns = _columns(made.known)
-                if not how.keep(made, pair, _by_device, columns=columns):
-                    whole = _over_rows(*pair, made.known, how.dtype)
-                    of_weights = tuple(made.gradients(whole))
+        pair = (grad, x) if ctx.over else (x, grad)
+        with _named(grad, known):
+            of_weights = ctx.how.gradients(
+                ctx.made,
+                ctx.needs_input_grad[5:],
+                pair,
+                _by_device,
+                functools.partial(_over_rows, known=known),
+                columns=_columns(known),
+            )
         return of_x, None, None, None, None, *of_weights
 
 
@@ -242,7 +245,7 @@ def _columns(known: Annotation | None) -> list[tuple[str, ...] | None]:
 
 
 def _over_rows(
-    a: torch.Tensor, b: torch.Tensor, known: Annotation | None, dtype: torch.dtype
+    a: torch.Tensor, b: torch.Tensor, *, known: Annotation | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """[..., out] times [..., in] over the leading dims: [out, in]."""
     rows = list(range(a.ndim - 1))

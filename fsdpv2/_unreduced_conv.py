@@ -58,22 +58,23 @@ class Convolution(torch.autograd.Function):
         """
         x, weight = (t.detach() for t in ctx.saved_tensors)
         (grad,) = grads
-        made: Made = ctx.made
-        wanted = [ctx.needs_input_grad[1], any(ctx.needs_input_grad[5:])]
+        call: Call = ctx.call
+        of_x = None
+        if ctx.needs_input_grad[1]:
+            (of_x,) = gradients(call, (x, weight), (x,), grad)
 
-        def make(
+        def parts(
             grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
         ) -> torch.Tensor:
-            return by_device(ctx.call, grad, x, weight, dtype=dtype)
+            return by_device(call, grad, x, weight, dtype=dtype)
 
-        if wanted[1] and ctx.how.keep(made, (grad, x), make):
-            wanted[1] = False
-        asked = [t for t, w in zip((x, weight), wanted, strict=True) if w]
-        found = iter(gradients(ctx.call, (x, weight), asked, grad))
-        of_x = next(found) if wanted[0] else None
-        of_weights = (None,) * len(made.masters)
-        if wanted[1]:
-            of_weights = tuple(made.gradients(next(found)))
+        def whole(
+            grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
+        ) -> torch.Tensor:
+            return gradients(call, (x, weight), (weight,), grad)[0].to(dtype)
+
+        wanted = ctx.needs_input_grad[5:]
+        of_weights = ctx.how.gradients(ctx.made, wanted, (grad, x), parts, whole)
         return None, of_x, None, None, None, *of_weights
 
 

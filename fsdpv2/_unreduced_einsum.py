@@ -64,9 +64,12 @@ class Letters:
         """The gradient of the rows."""
         return torch.einsum(f"{self.out},{self.weight}->{self.x}", grad, weight)
 
-    def of_weight(self, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def of_weight(
+        self, grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
+    ) -> torch.Tensor:
         """The gradient of the weight."""
-        return torch.einsum(f"{self.out},{self.x}->{self.weight}", grad, x)
+        equation = f"{self.out},{self.x}->{self.weight}"
+        return torch.einsum(equation, grad.to(dtype), x.to(dtype))
 
     def by_device(
         self, grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
@@ -123,10 +126,13 @@ class Einsum(torch.autograd.Function):
         """
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        letters, made = ctx.letters, ctx.made
+        letters = ctx.letters
         of_x = letters.of_x(grad, weight) if ctx.needs_input_grad[1] else None
-        of_weights = (None,) * len(made.masters)
-        if any(ctx.needs_input_grad[5:]):
-            if not ctx.how.keep(made, (grad, x), letters.by_device):
-                of_weights = tuple(made.gradients(letters.of_weight(grad, x)))
+        of_weights = ctx.how.gradients(
+            ctx.made,
+            ctx.needs_input_grad[5:],
+            (grad, x),
+            letters.by_device,
+            letters.of_weight,
+        )
         return None, of_x, None, None, None, *of_weights

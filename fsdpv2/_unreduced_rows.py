@@ -79,6 +79,33 @@ class How:
             into.add(master, its, wire=self.dtype, axes=axes)
         return True
 
+    def gradients(
+        self,
+        made: Made,
+        wanted: Sequence[bool],
+        values: Sequence[torch.Tensor],
+        by_device: Callable[..., torch.Tensor],
+        whole: Callable[..., torch.Tensor],
+        *,
+        columns: Sequence[tuple[str, ...] | None] | None = None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Keep the gradients of weights, or make them.
+
+        Args:
+            made: Of which weights that is made which rows meet.
+            wanted: Whether each is asked for.
+            values: What the gradient is made of, [rows, ...].
+            by_device: See `keep`.
+            whole: Makes all of it in a dtype, of values as they are.
+            columns: See `keep`.
+
+        Returns:
+            None for those that are kept or not wanted.
+        """
+        if not any(wanted) or self.keep(made, values, by_device, columns=columns):
+            return (None,) * len(made.masters)
+        return tuple(made.gradients(whole(*values, dtype=self.dtype)))
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
