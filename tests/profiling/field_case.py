@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 import profiling
 import spmd
-from profiling import Schedule, Verified
+from profiling import Finding, Schedule, Verified
 from spmd import Mesh, Plan, Program
 from tests.profiling.compilers import need
 
@@ -65,3 +66,9 @@ def verified() -> Verified:
     """The case with its fixes tried."""
     program, schedule = compiled()
     return profiling.verify(program, schedule, profiling.explain(program, schedule))
+
+
+def gathered(findings: Sequence[Finding]) -> Finding:
+    """The finding that the case is about."""
+    (found,) = (f for f in findings if f.kind == "activation-gathered")
+    return found

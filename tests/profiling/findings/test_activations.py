@@ -14,7 +14,7 @@ from tests.profiling.compilers import need
 
 
 def test_the_field_case_is_found_with_its_cause_and_its_line():
-    found = explain(*field_case.compiled())[0]
+    found = field_case.gathered(explain(*field_case.compiled()))
     assert (found.kind, found.severity) == ("activation-gathered", "problem")
     assert found.where == "up" and not found.wanted
     assert set(found.axes) == {"replica", "fsdp"} and found.link == "ib"
@@ -32,7 +32,7 @@ def test_the_field_case_is_found_with_its_cause_and_its_line():
 
 def test_its_bytes_are_those_of_all_that_moves_rows():
     program, schedule = field_case.compiled()
-    found = explain(program, schedule)[0]
+    found = field_case.gathered(explain(program, schedule))
     # Independent: x whole on 16 devices, and the output of `up` on 8 for the gradient.
     x, h, d = 1600 * 12800 * 2, 1600 * 9600 * 2, 1600 * 1280 * 2
     gathers = x * 15 // 16 + h * 7 // 8 + d * 15 // 16

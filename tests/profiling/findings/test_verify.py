@@ -66,7 +66,7 @@ def test_a_fix_that_does_not_help_is_not_offered():
 
 def test_after_the_fix_of_the_field_case_weights_are_gathered():
     verified = field_case.verified()
-    fix = verified.findings[0].fix
+    fix = field_case.gathered(verified.findings).fix
     assert fix is not None and fix.proof is not None
     before, after = fix.proof.before, fix.proof.after
     assert before.activation_bytes > 0 and after.activation_bytes == 0
