@@ -16,6 +16,8 @@ import spmd
 from fsdpv2 import FSDPv2
 from spmd import Mesh, Plan, Program
 from spmd._program.stablehlo import module_text
+from spmd._torch_xla import graph as torch_xla_graph
+from tests.spmd.training import Training, simple
 
 MESH = Mesh({"fsdp": 8})
 ROWS, SEQ, VOCAB, DIM = 8, 4, 32, 16
@@ -153,3 +155,18 @@ def locations(program: Program, kind: str) -> list[tuple[str, str, int]]:
         file, line = next(((t, int(n)) for t, n in parts if n), ("", 0))
         found.append((name, file, line))
     return found
+
+
+def training() -> Training:
+    """Some steps on the devices, with dropout."""
+    torch.manual_seed(0)
+    model = wrapped("xla", dropout=0.2)
+    made = simple(model, adamw(model))
+    made.step = step_of(model, made.optimizer)
+    made.batches = [spmd.shard_batch(batch_of(i), MESH) for i in range(4)]
+    return made
+
+
+def torch_xla_seed(seed: int) -> None:
+    """Set the seed that torch_xla's devices draw from."""
+    torch_xla_graph.set_seed(seed)
