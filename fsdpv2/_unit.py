@@ -11,6 +11,7 @@ from torch import nn
 import spmd
 from fsdpv2._boundary import batch_size, check_inputs, shard_output
 from fsdpv2._compute import UNIT, compute
+from fsdpv2._heads import rows_stay
 from fsdpv2._precision import MixedPrecision
 from fsdpv2._remat import Remat
 from fsdpv2._scan import scanning
@@ -83,7 +84,10 @@ class Unit:
                 axes=self.batch_axes,
                 warned=self.warned_inputs,
             )
-        with scanning(self.scanned):
+        rows = batch_size(args, kwargs)
+        known = None if self.is_nested else rows
+        stay = rows_stay(self.mesh, self.batch_axes, rows=known)
+        with scanning(self.scanned), stay:
             output = compute(
                 module,
                 call,
@@ -100,7 +104,7 @@ class Unit:
             output,
             self.mesh,
             axes=self.batch_axes,
-            rows=batch_size(args, kwargs),
+            rows=rows,
             name=_name(module),
         )
         return output
