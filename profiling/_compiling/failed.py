@@ -12,6 +12,14 @@ from spmd._program.program import Program
 from spmd._program.summary import bytes_text
 
 _NUM_LARGEST = 5
+# XLA's GPU compiler writes products as Triton kernels, and fails on some whose operand
+# it transposes in them; it has others for the same products.
+_NO_TILES = "Couldn't find output tile sizes"
+_WITHOUT_TRITON = (
+    "; XLA found no tiles for a product that it wrote as a Triton kernel: compile with "
+    "flags={'xla_gpu_enable_triton_gemm': False}, and run with "
+    "XLA_FLAGS=--xla_gpu_enable_triton_gemm=false"
+)
 
 
 def holders(
@@ -103,8 +111,9 @@ def failed(
         "lock": "libtpu is locked by another process; wait until that one ends",
         "other": "its compiler failed",
     }.get(kind, f"its compiler crashed ({compiler_words.how_it_ended(code)})")
+    advice = _WITHOUT_TRITON if _NO_TILES in words else ""
     return CompileError(
-        f"{target.text}: {what}; its last words:\n{words or '(none)'}",
+        f"{target.text}: {what}{advice}; its last words:\n{words or '(none)'}",
         kind=kind,
         target=target,
         words=words,
