@@ -6,7 +6,6 @@ its own.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,6 +158,7 @@ def _of_rows(
             value = value * factor.to(dtype)
         return summed_to(value, ctx.shape, dtype=dtype, keep=keep)
 
-    whole = functools.partial(make, keep=0)
-    wanted = ctx.needs_input_grad[first:]
-    return ctx.how.gradients(ctx.made, wanted, factors, make, whole)
+    keep = ctx.how.keep_sum if len(ctx.shape) == 1 else ctx.how.keep
+    if not any(ctx.needs_input_grad[first:]) or keep(ctx.made, factors, make):
+        return (None,) * len(ctx.made.masters)
+    return tuple(ctx.made.gradients(make(*factors, dtype=ctx.how.dtype, keep=0)))

@@ -24,6 +24,7 @@ from spmd import Annotation, Mesh
 from spmd._marking.annotation import hook_of
 from spmd._marking.mark import get_sharding
 from spmd._marking.planning import GRADIENT, noted
+from spmd._meshes.spec import entry_axes
 from spmd._ops.host_sums import Rows, added_up
 from spmd._torch_xla import seam
 
@@ -162,6 +163,35 @@ class Unreduced:
             seam.mark(value, self._mesh, (self.axes, *rest))
         return value.reshape(self._ways, -1, *value.shape[1:])
 
+    def split_sequence(
+        self, grad: torch.Tensor, *values: torch.Tensor
+    ) -> tuple[tuple[str, ...], list[torch.Tensor]] | None:
+        """Rows and their sequence by the device that has them.
+
+        Args:
+            grad: [rows, seq, width], of a value that was said to be split.
+            *values: The same, what goes with it.
+
+        Returns:
+            Axes that split rows and sequence, and each of both as [devices, rows /
+            devices, seq / devices, width]; None where no axis splits the sequence.
+        """
+        both = [grad, *values]
+        same = all(v.shape == grad.shape for v in values)
+        if grad.ndim != 3 or not same or not self.is_batch(*both):
+            return None
+        rows, sequence, _ = _axes_of(grad, self._mesh)
+        ways = self._mesh.axis_size(sequence)
+        if rows != self.axes or ways == 1 or grad.shape[1] % ways:
+            return None
+
+        def split(value: torch.Tensor) -> torch.Tensor:
+            value = value.reshape(self._ways, -1, ways, value.shape[1] // ways, width)
+            return value.transpose(1, 2).flatten(0, 1)
+
+        width = grad.shape[2]
+        return (*self.axes, *sequence), [split(v) for v in both]
+
     def add(
         self,
         weight: torch.Tensor,
@@ -294,6 +324,19 @@ def _known(weight: torch.Tensor) -> Annotation:
     known = get_sharding(weight)
     assert known is not None
     return known
+
+
+def _axes_of(value: torch.Tensor, mesh: Mesh) -> list[tuple[str, ...]]:
+    """Axes that split each dim of a value, as far as it was said."""
+    try:
+        known = get_sharding(value, mesh)
+    except ValueError:  # by no axes of the mesh
+        known = None
+    if known is None:
+        return [()] * value.ndim
+    return [
+        tuple(a for a in entry_axes(e) if mesh.axis_size(a) > 1) for e in known.spec
+    ]
 
 
 def _will_accumulate(weight: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ class InLoop:
         self._axes = {i: into.axes_of(owner) for i, owner in owners.items()}
         self.rows = into.rows
         self.split, self.is_batch, self.stay = into.split, into.is_batch, into.stay
+        self.split_sequence = into.split_sequence
         self.parts: dict[int, torch.Tensor] = {}
         """[devices, *shape] of one run of the body, by position."""
 

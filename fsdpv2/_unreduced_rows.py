@@ -106,6 +106,25 @@ class How:
             return (None,) * len(made.masters)
         return tuple(made.gradients(whole(*values, dtype=self.dtype)))
 
+    def keep_sum(
+        self,
+        made: Made,
+        values: Sequence[torch.Tensor],
+        make: Callable[..., torch.Tensor],
+    ) -> bool:
+        """The same of a sum over rows and their sequence, which axes may split too.
+
+        Args:
+            made: Of which weights that is made [width] which has it.
+            values: The gradient [rows, seq, width] that it is made of, and what else.
+            make: Sums over all but the first dim and the last.
+        """
+        found = None if self.into is None else self.into.split_sequence(*values)
+        if found is None:
+            return self.keep(made, values, make)
+        axes, parts = found
+        return self.keep(made, (), functools.partial(make, *parts), axes=axes)
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -209,15 +228,20 @@ def gradients(
 
 def _keep_product(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> bool:
     weight, _ = ctx.masters
-    if not ctx.how.into.takes(weight, grad, x):  # before anything is computed
-        return False
+    if ctx.how.into is None or not ctx.how.into.is_batch(grad, x):
+        return False  # before anything is computed
     make = functools.partial(summed_product, num=ctx.norm.num)
-    return ctx.how.widened().keep(Made((weight,)), (grad, ctx.norm.normalised(x)), make)
+    values = grad, ctx.norm.normalised(x)
+    how = ctx.how.widened()
+    keep = how.keep_sum if ctx.norm.num == 1 else how.keep
+    return keep(Made((weight,)), values, make)
 
 
 def _keep_sum(ctx: Any, grad: torch.Tensor) -> bool:
     make = functools.partial(summed, num=ctx.norm.num)
-    return ctx.how.widened().keep(Made((ctx.masters[1],)), (grad,), make)
+    how = ctx.how.widened()
+    keep = how.keep_sum if ctx.norm.num == 1 else how.keep
+    return keep(Made((ctx.masters[1],)), (grad,), make)
 
 
 def summed_product(

@@ -112,3 +112,20 @@ def gathered(num):
 def test_a_sequence_is_gathered_as_often_as_for_one_batch():
     """The gradients of weights take what the layers gathered."""
     assert 0 < gathered(4) <= gathered(1)
+
+
+def of_layers(num):
+    """Bytes of reductions of norms and biases that layers of BERT end with."""
+    ends = "layer.0.output.LayerNorm.weight", "layer.0.output.LayerNorm.bias"
+    ends += ("layer.0.output.dense.bias",)
+    return sum(
+        c.num_runs * m.wire_bytes
+        for c in moved("bert", num, SEQUENCE)
+        for m in c.moved
+        if m.tensor and m.tensor.endswith(ends)
+    )
+
+
+def test_norms_of_a_split_sequence_are_reduced_once():
+    """Where it was said how what they give is split."""
+    assert 0 < of_layers(4) <= of_layers(1)
