@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from fsdpv2._broadcast import Copies, Product, Sum, is_broadcast
 from fsdpv2._keeper import Keeper
 from fsdpv2._reduce import Reducing, fits
-from fsdpv2._unreduced_conv import Convolution
+from fsdpv2._unreduced_conv import Convolution, Windows
 from fsdpv2._unreduced_einsum import Einsum, Letters
 from fsdpv2._unreduced_rows import Norm, NormRows
 from spmd._capture.prime import original_of
@@ -266,12 +266,12 @@ class _Keeping(Reducing):
         **more: Any,
     ) -> Any:
         made = self.makings.of(weight)
-        if made is None or input.ndim != weight.ndim or not fits(input, weight):
+        known = made is not None and input.ndim == weight.ndim and fits(input, weight)
+        if known and bias is not None:
+            known = bias.dtype == weight.dtype and bias.shape == weight.shape[:1]
+        if made is None or not known:
             return func(input, weight, bias, *rest, **more)
-
-        def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return func(x, weight, None, *rest, **more)
-
+        call = Windows(func, rest, more)
         values = input, weight.detach()
         how = self.how(input)
         out: Any = Convolution.apply(call, *values, made, how, *made.masters)

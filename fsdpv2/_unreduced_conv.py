@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +12,43 @@ from fsdpv2._made import Made
 from fsdpv2._unreduced_rows import How, gradients
 from spmd._torch_xla import seam
 
-Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A convolution without a bias.
+
+    Attributes:
+        func: One of torch's.
+        rest: Its arguments after the bias: stride, padding, dilation, groups.
+        more: The same by name.
+    """
+
+    func: Callable[..., torch.Tensor]
+    rest: tuple[Any, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Convolve rows with a weight."""
+        return self.func(x, weight, None, *self.rest, **self.more)
+
+    def are_adjacent(self, window: Sequence[int]) -> bool:
+        """Whether they are next to each other, and nothing is around them.
+
+        Args:
+            window: Size of one.
+        """
+        names = "stride", "padding", "dilation"
+        given = {**dict(zip(names, self.rest, strict=False)), **self.more}
+        num = len(window)
+
+        def each(name: str, default: int) -> list[Any]:
+            value = given.get(name, default)
+            value = [value] if isinstance(value, int | str) else list(value)
+            return value * num if len(value) == 1 else value
+
+        plain = each("padding", 0) in ([0] * num, ["valid"] * num)
+        plain = plain and each("dilation", 1) == [1] * num
+        return plain and each("stride", 1) == list(window)
 
 
 class Convolution(torch.autograd.Function):
@@ -20,7 +57,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        call: Call,
+        call: Windows,
         x: torch.Tensor,
         weight: torch.Tensor,
         made: Made,
@@ -56,30 +93,30 @@ class Convolution(torch.autograd.Function):
         Returns:
             As many as the forward pass has arguments.
         """
-        x, weight = (t.detach() for t in ctx.saved_tensors)
         (grad,) = grads
-        call: Call = ctx.call
-        of_x = None
-        if ctx.needs_input_grad[1]:
-            (of_x,) = gradients(call, (x, weight), (x,), grad)
+        x, weight = (t.detach() for t in ctx.saved_tensors)
+        made: Made = ctx.made
+        wanted = [ctx.needs_input_grad[1], any(ctx.needs_input_grad[5:])]
 
-        def parts(
+        def make(
             grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
         ) -> torch.Tensor:
-            return by_device(call, grad, x, weight, dtype=dtype)
+            return by_device(ctx.call, grad, x, weight, dtype=dtype)
 
-        def whole(
-            grad: torch.Tensor, x: torch.Tensor, *, dtype: torch.dtype
-        ) -> torch.Tensor:
-            return gradients(call, (x, weight), (weight,), grad)[0].to(dtype)
-
-        wanted = ctx.needs_input_grad[5:]
-        of_weights = ctx.how.gradients(ctx.made, wanted, (grad, x), parts, whole)
+        # GSPMD may add up a grouped convolution twice of what it split its own way.
+        if wanted[1] and ctx.how.keep(made, (grad, x), make, columns=[(), ()]):
+            wanted[1] = False
+        asked = [t for t, w in zip((x, weight), wanted, strict=True) if w]
+        found = iter(gradients(ctx.call, (x, weight), asked, grad))
+        of_x = next(found) if wanted[0] else None
+        of_weights = (None,) * len(made.masters)
+        if wanted[1]:
+            of_weights = tuple(made.gradients(next(found)))
         return None, of_x, None, None, None, *of_weights
 
 
 def by_device(
-    call: Call,
+    call: Windows,
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -103,7 +140,8 @@ def by_device(
     """
     windows, window, size = grad.shape[3:], weight.shape[2:], x.shape[3:]
     whole = [n * w for n, w in zip(windows, window, strict=True)]
-    if x.shape[2] != weight.shape[1] or list(size) != whole:
+    adjacent = call.are_adjacent(window) and list(size) == whole
+    if x.shape[2] != weight.shape[1] or not adjacent:
         return _vmapped(call, grad, x, weight).to(dtype)
     split = [n for pair in zip(windows, window, strict=True) for n in pair]
     patches = x.reshape(*x.shape[:3], *split)
@@ -114,7 +152,7 @@ def by_device(
 
 
 def _vmapped(
-    call: Call, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    call: Windows, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     def one(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         vjp: Any = torch.func.vjp(lambda w: call(x, w), weight)[1]
