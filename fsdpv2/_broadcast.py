@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from fsdpv2._how import How
 from fsdpv2._made import Made
-from fsdpv2._unreduced_rows import How
+from fsdpv2._twice import twice
 
 
 def is_broadcast(weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -94,6 +95,8 @@ class Sum(torch.autograd.Function):
         """
         (grad,) = grads
         of_x = grad.sum_to_size(ctx.of_x) if ctx.needs_input_grad[0] else None
+        if torch.is_grad_enabled():
+            return of_x, None, None, None, *_copied(ctx.made, grad)
         return of_x, None, None, None, *_of_rows(ctx, 4, (grad,))
 
 
@@ -119,6 +122,9 @@ class Product(torch.autograd.Function):
         """See `Sum.backward`."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
+        if torch.is_grad_enabled():
+            (of_x,), of_weights = twice(torch.mul, (x,), (ctx.made,), grad)
+            return of_x, None, None, None, *of_weights
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = (grad * weight).sum_to_size(x.shape)
@@ -144,7 +150,14 @@ class Copies(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """See `Sum.backward`."""
+        if torch.is_grad_enabled():
+            return None, None, None, None, *_copied(ctx.made, grads[0])
         return None, None, None, None, *_of_rows(ctx, 4, grads)
+
+
+def _copied(made: Made, grad: torch.Tensor) -> list[torch.Tensor | None]:
+    """Gradients of what a weight is made of that was repeated, with a history."""
+    return twice(lambda w: w.expand(grad.shape), (), (made,), grad)[1]
 
 
 def _of_rows(

@@ -62,6 +62,8 @@ class _Keeping(Reducing):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, kind = kwargs or {}, original_of(func)
+        if self.stands_aside():
+            return func(*args, **kwargs)
         value = self.makings.call(kind, func, args, kwargs)
         if value is not None:
             return value
@@ -132,8 +134,8 @@ class _Keeping(Reducing):
         pairs = [(w, m) for w, m in zip(weights, masters, strict=True) if w is not None]
         if not pairs or not all(m is not None and fits(input, w) for w, m in pairs):
             return norm.call(input, *weights)
-        values = [None if w is None else w.detach() for w in weights]
-        return NormRows.apply(norm, input, values, self.how(input), *masters)
+        made = [self.makings.of(w) for w in weights]
+        return NormRows.apply(norm, input, made, self.how(input), *masters)
 
     def group_norm(
         self,
@@ -176,7 +178,10 @@ class _Keeping(Reducing):
     def _knows(self, x: torch.Tensor, *weights: Any) -> bool:
         given = [w for w in weights if w is not None]
         return bool(given) and all(
-            self.makings.weight(w) is not None and fits(x, w) for w in given
+            self.makings.weight(w) is not None
+            and fits(x, w)
+            and w.shape == x.shape[1:2]
+            for w in given
         )
 
     def _scaled(self, call: Callable[..., Any], x: torch.Tensor, *weights: Any) -> Any:
@@ -232,7 +237,9 @@ class _Keeping(Reducing):
         return self._keeper.is_batch(x)
 
     def _meets(self, x: Any, like: torch.Tensor) -> bool:
-        return self.makings.of(x) is not None and is_broadcast(x, like)
+        if self.makings.of(x) is None or not is_broadcast(x, like):
+            return False
+        return x.ndim > 0 or x.dtype == like.dtype  # else torch chooses others' dtype
 
     def attend(
         self,
@@ -251,7 +258,9 @@ class _Keeping(Reducing):
         return func(query, key, value, mask, *rest, **more)
 
     def prelu(self, func: Any, input: torch.Tensor, weight: torch.Tensor) -> Any:
-        if self.makings.of(weight) is None or input.ndim < 2:
+        if self.makings.of(weight) is None or not fits(input, weight):
+            return func(input, weight)
+        if weight.shape not in ((1,), input.shape[1:2]):
             return func(input, weight)
         low = self._channels(Product, input, weight)
         return torch.where(input > 0, input, low)
@@ -294,7 +303,7 @@ class _Keeping(Reducing):
         made, value = self.makings.of(weight), func(weight, *sizes, **more)
         if made is None:
             return value
-        if not self._keeper.is_batch(value):
+        if not self._keeper.is_batch(value) or not is_broadcast(weight, value):
             return self._made(torch.broadcast_to, weight, value.shape)
         how = self.how(weight)
         return Copies.apply(weight.detach(), value.shape, made, how, *made.masters)
@@ -304,7 +313,7 @@ class _Keeping(Reducing):
             for i, weight in enumerate(operands):
                 x, made = operands[1 - i], self.makings.of(weight)
                 letters = Letters.read(equation, weight=i) if made is not None else None
-                if letters is not None and fits(x, weight):
+                if letters is not None and fits(x, weight) and letters.fit(x, weight):
                     return self._contract(letters, x, weight)
         return func(equation, *operands)
 
@@ -316,8 +325,9 @@ class _Keeping(Reducing):
 
     def matmul(self, func: Any, x: Any, weight: Any) -> Any:
         if self.makings.of(x) is not None and self.makings.of(weight) is None:
-            if x.ndim == 2 and weight.ndim == 3 and fits(weight, x):
-                return self._contract(Letters("bis", "oi", "bos"), weight, x)
+            letters = Letters("bis", "oi", "bos")
+            if letters.fit(weight, x) and fits(weight, x):
+                return self._contract(letters, weight, x)
         return super().matmul(func, x, weight)
 
     def look_up(self, func: Any, weight: Any, index: Any) -> Any:
@@ -325,7 +335,8 @@ class _Keeping(Reducing):
         if self.experts.are_looked_up(weight, index):
             return self.experts.look_up(weight, index)
         if isinstance(index, torch.Tensor) and self.makings.weight(weight) is not None:
-            if weight.ndim == 2 and index.dtype in (torch.int32, torch.int64):
+            integer = index.dtype in (torch.int32, torch.int64)
+            if weight.ndim == 2 and integer and index.device == weight.device:
                 return self.embedding(index % len(weight), weight)
         return func(weight, index)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from fsdpv2._keeper import Keeper
 from spmd import Annotation
+from spmd._capture.prime import original_of
 from spmd._marking.mark import get_sharding
 from spmd._names.rebuild import leaves, rebuild
 from spmd._vocab.rows import add_rows
@@ -33,16 +34,23 @@ class Made:
 
     Attributes:
         masters: The weights that get its gradient.
+        value: The tensor, with its history.
         undo: Makes of parts of its gradient [devices, *shape] those of each weight.
     """
 
     masters: tuple[torch.Tensor, ...]
+    value: torch.Tensor
     undo: Callable[[torch.Tensor], Sequence[torch.Tensor]] = _itself
 
     @property
     def is_weight(self) -> bool:
         """Whether it is a weight as it is."""
         return self.undo is _itself
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it is the very tensor that gets its gradient."""
+        return self.value is self.masters[0]
 
     @property
     def known(self) -> Annotation | None:
@@ -80,7 +88,9 @@ class Makings:
     ) -> None:
         self._into = into
         # With the tensors, so that no other gets the id of one.
-        self._found = {id(t): (t, t._version, Made((m,))) for t, m in masters.items()}
+        self._found = {
+            id(t): (t, t._version, Made((m,), t)) for t, m in masters.items()
+        }
 
     def of(self, tensor: Any) -> Made | None:
         """What a tensor is made of.
@@ -95,6 +105,8 @@ class Makings:
         if found is None:
             return None
         value, version, made = found
+        if not made.is_weight and (value.retains_grad or value._backward_hooks):
+            return None  # somebody looks at its gradient
         return made if value._version == version else None
 
     def weight(self, tensor: Any) -> torch.Tensor | None:
@@ -141,15 +153,18 @@ class Makings:
                     given[id(leaf)] = leaf, made
                 elif not self._is_constant(leaf):
                     return None
-        if not given:
+        if not given or (len(given) > 1 and original_of(func) is torch.Tensor.to):
             return None
+        args, kwargs = rebuild((args, kwargs), lambda leaf: leaf)  # lists may change
         value = func(*args, **kwargs)
         several = isinstance(value, list | tuple)
         for i, one in enumerate(value if several else (value,)):
-            if id(one) in given or not one.is_floating_point():
+            if not isinstance(one, torch.Tensor) or id(one) in given:
+                continue
+            if not one.is_floating_point() or not one.requires_grad:
                 continue
             part = i if several else None
-            made = _Step(func, args, kwargs, tuple(given.values()), part).made()
+            made = _Step(func, args, kwargs, tuple(given.values()), part).made(one)
             if all(m.requires_grad for m in made.masters):
                 self._note(one, made)
         return value
@@ -178,7 +193,8 @@ class Makings:
             each = ids.expand(len(parts), *ids.shape)
             return (add_rows(each, parts, len(table)),)
 
-        self._note(rows, Made((table,), undo))
+        if rows.requires_grad:
+            self._note(rows, Made((table,), rows, undo))
 
     def _note(self, value: torch.Tensor, made: Made) -> None:
         self._found[id(value)] = value, value._version, made
@@ -202,10 +218,10 @@ class _Step:
     given: Sequence[Given]
     part: int | None = None
 
-    def made(self) -> Made:
-        """Of which weights, each once."""
+    def made(self, value: torch.Tensor) -> Made:
+        """Of which weights the value is, each once."""
         masters = {id(m): m for _, made in self.given for m in made.masters}
-        return Made(tuple(masters.values()), self._undo)
+        return Made(tuple(masters.values()), value, self._undo)
 
     def _undo(self, parts: torch.Tensor) -> Sequence[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}

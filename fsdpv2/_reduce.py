@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._C._autograd import _top_saved_tensors_default_hooks as _top_hooks
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from fsdpv2._broadcast import Sum, is_broadcast
+from fsdpv2._how import How
 from fsdpv2._keeper import Keeper
 from fsdpv2._made import Made, Makings
+from fsdpv2._twice import twice
 from fsdpv2._unreduced_experts import EXPERTS, Experts
 from fsdpv2._unreduced_rows import (
-    How,
     Lookup,
     LookupRows,
     known_as,
@@ -74,9 +77,28 @@ class Reducing(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.into = into
+        masters = {t: m for t, m in masters.items() if not t.is_complex()}
+        self._hooks: Any = None
         self.makings = Makings(masters, into)
         self.experts = Experts(masters, dtype, into)
         self._dtype = dtype
+
+    def __enter__(self) -> Any:
+        """Enter it."""
+        self._hooks = _top_hooks(True)
+        return super().__enter__()
+
+    def stands_aside(self) -> bool:
+        """Whether torch is to make gradients that this cannot.
+
+        Those of `torch.func` and of forward mode; and in a checkpoint of the model's
+        own, which computes again without it and must meet the same functions.
+        """
+        if peek_interpreter_stack() is not None:
+            return True
+        if torch.autograd.forward_ad._current_level >= 0:
+            return True
+        return _top_hooks(True) != self._hooks
 
     def how(self, x: torch.Tensor) -> How:
         """How a gradient is made that is computed in the dtype of a tensor."""
@@ -91,6 +113,8 @@ class Reducing(TorchFunctionMode):
     ) -> Any:
         """Call one of torch's functions, or what stands for it here."""
         kwargs, kind = kwargs or {}, original_of(func)
+        if self.stands_aside():
+            return func(*args, **kwargs)
         if kind is F.linear:
             return self.linear(*args, **kwargs)
         if kind is F.embedding:
@@ -108,7 +132,7 @@ class Reducing(TorchFunctionMode):
     ) -> Any:
         """See `F.linear`."""
         made = self.makings.of(weight)
-        if made is None or not fits(input, weight):
+        if made is None or not _pair(input, weight, 1):
             return F.linear(input, weight, bias)
         out = self._times(input, weight, made, 1)
         return out if bias is None else self.plus(out, bias)
@@ -127,13 +151,13 @@ class Reducing(TorchFunctionMode):
     def matmul(self, func: Any, x: Any, weight: Any) -> Any:
         """A product with a weight [in, out], as GPT-2 has them."""
         made = self.makings.of(weight)
-        if made is None or weight.ndim != 2 or not fits(x, weight):
+        if made is None or not _pair(x, weight, 0):
             return func(x, weight)
         return self._times(x, weight, made, 0)
 
     def addmm(self, bias: Any, x: Any, weight: Any) -> Any:
         """See `torch.addmm`."""
-        if self.makings.of(weight) is None or not fits(x, weight):
+        if self.makings.of(weight) is None or x.ndim != 2 or not _pair(x, weight, 0):
             return torch.addmm(bias, x, weight)
         return self.plus(self.matmul(torch.matmul, x, weight), bias)
 
@@ -185,6 +209,13 @@ def fits(input: torch.Tensor, weight: torch.Tensor) -> bool:
     return same and input.ndim > 1
 
 
+def _pair(x: torch.Tensor, weight: torch.Tensor, over: int) -> bool:
+    """Whether rows are multiplied by a matrix over its dim `over`."""
+    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[over]:
+        return False
+    return fits(x, weight)
+
+
 class _Linear(torch.autograd.Function):
     """[..., in] times [out, in] or, over its dim 0, [in, out]."""
 
@@ -207,6 +238,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,) = grads
         known: Annotation | None = ctx.made.known
+        if torch.is_grad_enabled():
+            call = F.linear if ctx.over else torch.matmul
+            (of_x,), again = twice(call, (x,), (ctx.made,), grad)
+            return of_x, None, None, None, None, *again
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = dot(grad, weight, Dims((x.ndim - 1,), (1 - ctx.over,)))

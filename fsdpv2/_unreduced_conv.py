@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from fsdpv2._how import How
 from fsdpv2._made import Made
-from fsdpv2._unreduced_rows import How, gradients
+from fsdpv2._twice import twice
+from fsdpv2._unreduced_rows import gradients
 from spmd._torch_xla import seam
 
 
@@ -94,6 +96,10 @@ class Convolution(torch.autograd.Function):
             As many as the forward pass has arguments.
         """
         (grad,) = grads
+        if torch.is_grad_enabled():
+            x, _ = ctx.saved_tensors
+            (of_x,), of_weights = twice(ctx.call, (x,), (ctx.made,), grad)
+            return None, of_x, None, None, None, *of_weights
         x, weight = (t.detach() for t in ctx.saved_tensors)
         made: Made = ctx.made
         wanted = [ctx.needs_input_grad[1], any(ctx.needs_input_grad[5:])]

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from fsdpv2._how import How
 from fsdpv2._made import Made
-from fsdpv2._unreduced_rows import How
+from fsdpv2._twice import twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,14 @@ class Letters:
         return (
             cls(x, its, out) if known and out[0] == rows and rows not in its else None
         )
+
+    def fit(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether tensors have these dims, and no dim of one meets a longer one."""
+        if x.ndim != len(self.x) or weight.ndim != len(self.weight):
+            return False
+        sizes = dict(zip(self.x, x.shape, strict=True))
+        its = zip(self.weight, weight.shape, strict=True)
+        return all(sizes.get(letter, size) == size for letter, size in its)
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product."""
@@ -127,6 +136,9 @@ class Einsum(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,) = grads
         letters = ctx.letters
+        if torch.is_grad_enabled():
+            (of_x,), again = twice(letters.forward, (x,), (ctx.made,), grad)
+            return None, of_x, None, None, None, *again
         of_x = letters.of_x(grad, weight) if ctx.needs_input_grad[1] else None
         of_weights = ctx.how.gradients(
             ctx.made,

@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 
+from fsdpv2._how import How
 from fsdpv2._keeper import Keeper
 from fsdpv2._made import Made
-from fsdpv2._unreduced_rows import How, summed
+from fsdpv2._twice import twice
+from fsdpv2._unreduced_rows import summed
 from spmd._experts.product import Axes, plus, product, stacked
 from spmd._marking.mark import get_sharding
 from spmd._marking.planning import GRADIENT, noted
@@ -81,7 +83,12 @@ class Experts:
         if (into is None and dtype is None) or not self._fits(x, given):
             return func(x, given, *dims, axes=axes)
         owners = [self._masters[id(w)] for w in given]
-        held = _Held(How(dtype or x.dtype, into), axes)
+        made = [Made((m,), w) for m, w in zip(owners, given, strict=True)]
+
+        def call(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+            return func(x, weights, *dims, axes=axes)
+
+        held = _Held(How(dtype or x.dtype, into), axes, call, made)
         values = [w.detach() for w in given]
         if func is plus:
             return _Plus.apply(x, values, held, *owners)
@@ -98,7 +105,8 @@ class Experts:
             [tokens, ...].
         """
         how = How(table.dtype, self._into)
-        return _Lookup.apply(table.detach(), ids, how, self._masters[id(table)])
+        made = Made((self._masters[id(table)],), table)
+        return _Lookup.apply(table.detach(), ids, how, made, *made.masters)
 
     def _fits(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
         if torch.is_autocast_enabled("xla"):  # torch is to choose the dtype
@@ -118,7 +126,9 @@ class Experts:
         """
         if id(table) not in self._masters or not isinstance(ids, torch.Tensor):
             return False
-        if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32):
+        if ids.device != table.device or ids.ndim != 1:
+            return False
+        if ids.dtype not in (torch.int64, torch.int32):
             return False
         if table.ndim not in (2, 3) or table.device.type != "xla":
             return False
@@ -132,10 +142,14 @@ class _Held:
     Attributes:
         how: What they are reduced in, and where they are added up.
         axes: Axes that split rows; None where nobody says.
+        call: Gives the result, for rows and weights.
+        made: The weights.
     """
 
     how: How
     axes: Axes | None
+    call: Callable[..., torch.Tensor]
+    made: Sequence[Made]
 
     def gradients(
         self,
@@ -167,7 +181,7 @@ class _Held:
             def make(*_: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
                 return one(in_parts(dtype), 2, i)
 
-            made = Made((masters[i],))
+            made = self.made[i]
             if self.axes is None:  # a token in each row, or a sequence
                 return self.how.keep(made, [v.flatten(1) for v in values], make)
             if not self.axes:  # devices have the same rows
@@ -215,6 +229,9 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dims, held = ctx.dims, ctx.held
         (grad,) = grads
+        if torch.is_grad_enabled():
+            (of_x,), of_weights = twice(held.call, (x,), held.made, grad)
+            return of_x, None, None, None, *of_weights
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = gradient_of_a(grad, x, weight, dims)
@@ -274,6 +291,12 @@ class _Plus(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         (grad,) = grads
         num, held = ctx.num, ctx.held
+        if torch.is_grad_enabled():
+
+            def call(*biases: torch.Tensor) -> torch.Tensor:
+                return stacked(biases).expand(grad.shape)
+
+            return grad, None, None, *twice(call, (), held.made, grad)[1]
 
         def parts(dtype: torch.dtype) -> torch.Tensor:
             return summed(held.by_device(grad), dtype=dtype, num=num)
@@ -296,17 +319,21 @@ class _Lookup(torch.autograd.Function):
         table: torch.Tensor,
         ids: torch.Tensor,
         how: How,
-        master: torch.Tensor,
+        made: Made,
+        *_: torch.Tensor,
     ) -> torch.Tensor:
         ctx.save_for_backward(ids)
-        ctx.shape, ctx.how, ctx.master = table.shape, how, master
+        ctx.shape, ctx.how, ctx.made = table.shape, how, made
         return table[ids]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         (ids,) = ctx.saved_tensors
         (grad,) = grads
-        num = ctx.shape[0]
+        num, made = ctx.shape[0], ctx.made
+        if torch.is_grad_enabled():
+            _, of_table = twice(lambda t: t[ids], (), (made,), grad)
+            return None, None, None, None, *of_table
 
         def parts(
             ids: torch.Tensor, grad: torch.Tensor, *, dtype: torch.dtype
@@ -316,9 +343,15 @@ class _Lookup(torch.autograd.Function):
             table = add_rows(ids, grad.to(dtype), num)
             return table.unflatten(-1, ctx.shape[1:])
 
-        with _named(grad, ctx.master):
+        with _named(grad, made.masters[0]):
             values = ids.unsqueeze(1), grad.flatten(1)
-            if ctx.how.keep(Made((ctx.master,)), values, parts):
-                return None, None, None, None
+            if ctx.how.keep(made, values, parts):
+                return None, None, None, None, None
             empty = grad.new_zeros(ctx.shape)
-            return None, None, None, empty.index_put((ids,), grad, accumulate=True)
+            return (
+                None,
+                None,
+                None,
+                None,
+                empty.index_put((ids,), grad, accumulate=True),
+            )

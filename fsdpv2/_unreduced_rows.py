@@ -17,113 +17,13 @@ from typing import Any
 
 import torch
 
-from fsdpv2._keeper import Keeper
+from fsdpv2._how import How
 from fsdpv2._made import Made
+from fsdpv2._twice import twice
 from spmd._marking.mark import get_sharding, remember
 from spmd._meshes.spec import entry_axes
 from spmd._vocab.columns import Exchange, exchange_of, exchanged
 from spmd._vocab.rows import add_rows
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How a weight's gradient is made.
-
-    Attributes:
-        dtype: What it is reduced in.
-        into: Where it is added up before, or None.
-    """
-
-    dtype: torch.dtype
-    into: Keeper | None
-
-    def widened(self) -> How:
-        """The same in float32 at least, as norms are computed."""
-        return How(torch.promote_types(self.dtype, torch.float32), self.into)
-
-    def keep(
-        self,
-        made: Made,
-        values: Sequence[torch.Tensor],
-        make: Callable[..., torch.Tensor],
-        *,
-        axes: tuple[str, ...] | None = None,
-        columns: Sequence[tuple[str, ...] | None] | None = None,
-    ) -> bool:
-        """Add up a gradient in parts, if that may be.
-
-        Args:
-            made: Of which weights that is made which has it.
-            values: What it is made of, [rows, ...].
-            make: Makes parts of it in a dtype, [devices, *shape], from values as
-                [devices, rows / devices, ...].
-            axes: Axes over which they are parts, made of values as they are; None for
-                those of the batch.
-            columns: Of each value, the axes that are to split its last dim.
-
-        Returns:
-            Whether it is added up; else it is to be made and reduced.
-        """
-        into, masters = self.into, made.masters
-        if into is None or not all(into.takes(m, *values, axes=axes) for m in masters):
-            return False
-        kept = functools.reduce(torch.promote_types, (m.dtype for m in masters))
-        if axes is None:
-            columns = columns or [None] * len(values)
-            pairs = zip(values, columns, strict=True)
-            values = [into.split(v, columns=c) for v, c in pairs]
-        parts = make(*values, dtype=torch.promote_types(self.dtype, kept))
-        if not made.is_weight:
-            into.stay(parts)
-        for master, its in zip(masters, made.undo(parts), strict=True):
-            into.add(master, its, wire=self.dtype, axes=axes)
-        return True
-
-    def gradients(
-        self,
-        made: Made,
-        wanted: Sequence[bool],
-        values: Sequence[torch.Tensor],
-        by_device: Callable[..., torch.Tensor],
-        whole: Callable[..., torch.Tensor],
-        *,
-        columns: Sequence[tuple[str, ...] | None] | None = None,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Keep the gradients of weights, or make them.
-
-        Args:
-            made: Of which weights that is made which rows meet.
-            wanted: Whether each is asked for.
-            values: What the gradient is made of, [rows, ...].
-            by_device: See `keep`.
-            whole: Makes all of it in a dtype, of values as they are.
-            columns: See `keep`.
-
-        Returns:
-            None for those that are kept or not wanted.
-        """
-        if not any(wanted) or self.keep(made, values, by_device, columns=columns):
-            return (None,) * len(made.masters)
-        return tuple(made.gradients(whole(*values, dtype=self.dtype)))
-
-    def keep_sum(
-        self,
-        made: Made,
-        values: Sequence[torch.Tensor],
-        make: Callable[..., torch.Tensor],
-    ) -> bool:
-        """The same of a sum over rows and their sequence, which axes may split too.
-
-        Args:
-            made: Of which weights that is made [width] which has it.
-            values: The gradient [rows, seq, width] that it is made of, and what else.
-            make: Sums over all but the first dim and the last.
-        """
-        found = None if self.into is None else self.into.split_sequence(*values)
-        if found is None:
-            return self.keep(made, values, make)
-        axes, parts = found
-        return self.keep(made, (), functools.partial(make, *parts), axes=axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +54,7 @@ class NormRows(torch.autograd.Function):
         ctx: Any,
         norm: Norm,
         x: torch.Tensor,
-        weights: Sequence[torch.Tensor | None],
+        made: Sequence[Made | None],
         how: How,
         *masters: torch.Tensor | None,
     ) -> torch.Tensor:
@@ -164,14 +64,15 @@ class NormRows(torch.autograd.Function):
             ctx: What the backward pass needs.
             norm: The norm.
             x: [..., *shape].
-            weights: Values of weight and bias.
+            made: Weight and bias.
             how: How their gradients are made.
             *masters: Who has the gradients, of both.
 
         Returns:
             Shape of `x`.
         """
-        ctx.norm, ctx.masters, ctx.how = norm, masters, how
+        ctx.norm, ctx.masters, ctx.how, ctx.made = norm, masters, how, made
+        weights = [None if m is None else m.value.detach() for m in made]
         ctx.save_for_backward(x, *weights)
         return norm.call(x, *weights)
 
@@ -188,6 +89,9 @@ class NormRows(torch.autograd.Function):
         """
         x, *weights = ctx.saved_tensors
         (grad,) = grads
+        if torch.is_grad_enabled():
+            (of_x,), of_weights = twice(ctx.norm.call, (x,), ctx.made, grad)
+            return None, of_x, None, None, *of_weights
         wanted = [ctx.needs_input_grad[i] for i in (1, 4, 5)]
         if wanted[1] and _keep_product(ctx, grad, x):
             wanted[1] = False
@@ -234,14 +138,14 @@ def _keep_product(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> bool:
     values = grad, ctx.norm.normalised(x)
     how = ctx.how.widened()
     keep = how.keep_sum if ctx.norm.num == 1 else how.keep
-    return keep(Made((weight,)), values, make)
+    return keep(Made((weight,), weight), values, make)
 
 
 def _keep_sum(ctx: Any, grad: torch.Tensor) -> bool:
     make = functools.partial(summed, num=ctx.norm.num)
-    how = ctx.how.widened()
+    how, bias = ctx.how.widened(), ctx.masters[1]
     keep = how.keep_sum if ctx.norm.num == 1 else how.keep
-    return keep(Made((ctx.masters[1],)), (grad,), make)
+    return keep(Made((bias,), bias), (grad,), make)
 
 
 def summed_product(
@@ -333,9 +237,12 @@ class LookupRows(torch.autograd.Function):
             return None, None, None, None
         dtype = lookup.dtype or table.dtype
         table = known_as(table, table.detach().to(dtype)).requires_grad_()
+        more = torch.is_grad_enabled()
         with torch.enable_grad():  # its value is not used, only what undoes it
             rows = lookup.call(table)
-        (of_table,) = torch.autograd.grad(rows, table, grad.to(dtype))
+        (of_table,) = torch.autograd.grad(
+            rows, table, grad.to(dtype), create_graph=more
+        )
         return None, None, of_table, None
 
 
@@ -386,7 +293,7 @@ def _keep_table(
             ids, grad = exchanged(ids, grad.to(how.dtype), exchange)
         return add_rows(ids, grad.to(dtype), master.shape[0])
 
-    return how.keep(Made((master,)), (ids, grad), make, axes=axes)
+    return how.keep(Made((master,), master), (ids, grad), make, axes=axes)
 
 
 def _looked_up_in_pieces(table: torch.Tensor) -> bool:

@@ -247,9 +247,8 @@ class FSDPv2(nn.Module):
         Call the model and ``backward()`` for each, and the optimizer once, in one step
         given to `spmd.compile_step`. Gradients are then added up where they are made
         and reduced once, at the end. Until then each device has them whole, in the
-        parameters' dtype; of a table of more rows than it has tokens, its columns; of
-        experts that an axis splits, its own. Those of weights that are used in ways
-        that are not known, as in transposed convolutions, are left to the compiler.
+        parameters' dtype; its columns of a table of more rows than it has tokens, its
+        own experts. Those of weights used in other ways are left to the compiler.
 
         Args:
             batch: Nested containers of tensors [batch, ...], split over `batch_axes`.

@@ -95,7 +95,11 @@ def wrapped(mesh=COPIES, **options):
 
 
 def accumulated(model, num=2):
-    batch = spmd.shard_batch(images(), model.mesh)
+    return accumulated_of(model, images(), loss_of, num=num)
+
+
+def accumulated_of(model, batch, loss_of, num=2):
+    batch = spmd.shard_batch(batch, model.mesh)
     losses = []
     for micro in model.microbatches(batch, num):
         loss = loss_of(model, micro) / num
