@@ -24,7 +24,7 @@ class InLoop:
         self._positions: dict[int, int] = {}
         self._wires: dict[int, torch.dtype] = {}
         self._axes = {i: into.axes_of(owner) for i, owner in owners.items()}
-        self.rows = into.rows
+        self.rows, self.axes = into.rows, into.axes
         self.split, self.is_batch, self.stay = into.split, into.is_batch, into.stay
         self.split_sequence = into.split_sequence
         self.parts: dict[int, torch.Tensor] = {}

@@ -20,8 +20,10 @@ import torch
 from fsdpv2._how import How
 from fsdpv2._made import Made
 from fsdpv2._twice import twice
+from spmd import Annotation
 from spmd._marking.mark import get_sharding, remember
 from spmd._meshes.spec import entry_axes
+from spmd._torch_xla import seam
 from spmd._vocab.columns import Exchange, exchange_of, exchanged
 from spmd._vocab.rows import add_rows
 
@@ -274,10 +276,11 @@ def _keep_table(
     ids, into = lookup.ids, how.into
     if into is None or ids.shape != grad.shape[:-1]:
         return False
-    if _looked_up_in_pieces(master):
+    known, pieces = get_sharding(master), _pieces(master)
+    if known is None or len(master) % known.mesh.axis_size(pieces):
         return False
     exchange = axes = None
-    if not into.has(master):  # else a whole one is reduced anyway
+    if not pieces and not into.has(master):  # else a whole one is reduced anyway
         exchange = exchange_of(table, ids)
         if exchange is not None and exchange.gathers:
             exchange = None
@@ -291,17 +294,49 @@ def _keep_table(
             grad = grad.masked_fill((ids == lookup.padding).unsqueeze(-1), 0)
         if exchange is not None:
             ids, grad = exchanged(ids, grad.to(how.dtype), exchange)
+        if pieces:
+            split = Annotation(known.mesh, (pieces, (*into.axes, *pieces)))
+            return _by_piece(ids, grad.to(dtype), split, rows=len(master))
         return add_rows(ids, grad.to(dtype), master.shape[0])
 
     return how.keep(Made((master,), master), (ids, grad), make, axes=axes)
 
 
-def _looked_up_in_pieces(table: torch.Tensor) -> bool:
-    """Whether its rows are split as a vocabulary is: tokens move, and no table."""
+def _pieces(table: torch.Tensor) -> tuple[str, ...]:
+    """Axes, other than the batch's, that split a table's rows as a vocabulary is.
+
+    Tokens move then, and no table.
+    """
     known = get_sharding(table)
-    return known is not None and not set(entry_axes(known.spec[0])) <= set(
-        known.mesh.data_axes
-    )
+    if known is None:
+        return ()
+    rows = entry_axes(known.spec[0])
+    return tuple(a for a in rows if a not in known.mesh.data_axes)
+
+
+def _by_piece(
+    ids: torch.Tensor, grad: torch.Tensor, split: Annotation, *, rows: int
+) -> torch.Tensor:
+    """Add to a table of zeros by each device, for the ids that its piece has.
+
+    Args:
+        ids: [devices, ...].
+        grad: [devices, ..., columns].
+        split: Axes that split a table's rows, and those with these that split parts.
+        rows: Of the table.
+
+    Returns:
+        [devices, rows, columns].
+    """
+    pieces, both = map(entry_axes, split.spec)
+    num = split.mesh.axis_size(pieces)
+    first = torch.arange(num, device=ids.device) * (rows // num)
+    own = ids.unsqueeze(1) - first.view(-1, *[1] * (ids.ndim - 1))
+    inside = (own >= 0) & (own < rows // num)
+    own = torch.where(inside, own, 0).flatten(0, 1)
+    values = torch.where(inside.unsqueeze(-1), grad.unsqueeze(1), 0).flatten(0, 1)
+    seam.mark(values, split.mesh, (both, *[None] * (values.ndim - 1)))
+    return add_rows(own, values, rows // num).reshape(len(ids), rows, -1)
 
 
 def _outer_axes(exchange: Exchange) -> tuple[str, ...]:

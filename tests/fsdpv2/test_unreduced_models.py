@@ -15,6 +15,7 @@ from tests.spmd.hf_models import CASES
 
 MESH = Mesh({"replica": 2, "fsdp": 4})
 SEQUENCE = Mesh({"fsdp": 2, "tensor": 4})
+VOCABULARY = Mesh({"replica": 2, "fsdp": 2, "tensor": 2})
 ROWS = 32
 NAMES = ["gpt2", "gemma3", "llama", "bert", "falcon", "vit"]
 EXPERTS = ("mixtral", "qwen3-moe")  # have tests of their own
@@ -28,10 +29,11 @@ def batch_of(name):
 
 
 def wrapped(module, mesh):
-    """With a sequence that is split over ``tensor``, where the mesh has that."""
+    """With a vocabulary split over ``tensor``, or a sequence, as the mesh says."""
     plan = None
     if "tensor" in mesh.axis_names:
-        options = {"sequence_parallel": True, "min_shard_elements": 1}
+        sequence = mesh == SEQUENCE
+        options = {"sequence_parallel": sequence, "min_shard_elements": 1}
         plan = auto_plan(module, mesh, **options)
     return FSDPv2(module, mesh, min_shard_elements=1, plan=plan)
 
@@ -43,6 +45,8 @@ def wrapped(module, mesh):
         *SLOWLY,
         pytest.param("llama", SEQUENCE, id="llama-sequence"),
         pytest.param("bert", SEQUENCE, id="bert-sequence"),
+        pytest.param("llama", VOCABULARY, id="llama-vocabulary"),
+        pytest.param("bert", VOCABULARY, id="bert-vocabulary"),  # padded, and tied
     ],
 )
 def test_gradients_are_the_big_batchs(name, mesh):
@@ -83,9 +87,10 @@ def moved(name, num, mesh=MESH):
     return [c for c in found if c.role != "scalar"]
 
 
-def reduced(name, num):
+def reduced(name, num, mesh=MESH):
     """Bytes of all reductions of a step, but those of the loss."""
-    return sum(c.step_wire_bytes for c in moved(name, num) if "reduce" in c.kind)
+    found = moved(name, num, mesh)
+    return sum(c.step_wire_bytes for c in found if "reduce" in c.kind)
 
 
 # Of a table of positions all rows are reduced, not only those that a batch has.
@@ -98,6 +103,11 @@ MOST = {"bert": 1.02}
 def test_four_are_reduced_in_the_bytes_of_one(name):
     """XLA's CPU compiler joins reductions, so their number says nothing."""
     assert 0 < reduced(name, 4) <= MOST.get(name, 1.0) * reduced(name, 1)
+
+
+def test_a_table_in_pieces_is_reduced_once():
+    """That of one batch is not: columns of its tokens are exchanged."""
+    assert reduced("llama", 4, VOCABULARY) == reduced("llama", 2, VOCABULARY)
 
 
 def gathered(num):
