@@ -10,6 +10,8 @@ import torch
 
 from fsdpv2._keeper import Keeper
 from fsdpv2._made import Made
+from spmd._marking.mark import get_sharding
+from spmd._meshes.spec import entry_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,9 @@ class How:
         Returns:
             None for those that are kept or not wanted.
         """
-        if not any(wanted) or self.keep(made, values, by_device, columns=columns):
+        keeps = made.is_weight and columns is not None and not any(columns)
+        keep = self.keep_sum if keeps else functools.partial(self.keep, columns=columns)
+        if not any(wanted) or keep(made, values, by_device):
             return (None,) * len(made.masters)
         return tuple(made.gradients(whole(*values, dtype=self.dtype)))
 
@@ -102,12 +106,21 @@ class How:
         """The same of a sum over rows and their sequence, which axes may split too.
 
         Args:
-            made: Of which weights that is made [width] which has it.
+            made: Of which weights that is made which has it.
             values: The gradient [rows, seq, width] that it is made of, and what else.
             make: Sums over all but the first dim and the last.
         """
         found = None if self.into is None else self.into.split_sequence(*values)
-        if found is None:
+        if found is None or any(_splits(m, found[0]) for m in made.masters):
             return self.keep(made, values, make)
         axes, parts = found
         return self.keep(made, (), functools.partial(make, *parts), axes=axes)
+
+
+def _splits(weight: torch.Tensor, axes: Sequence[str]) -> bool:
+    """Whether one of the axes, but those of the batch, splits a weight."""
+    known = get_sharding(weight)
+    if known is None:
+        return False
+    used = {a for entry in known.spec for a in entry_axes(entry)}
+    return bool(used & {*axes} - {*known.mesh.data_axes})

@@ -130,6 +130,7 @@ class _Keeping(Reducing):
     def _norm(
         self, norm: Norm, input: torch.Tensor, weights: Sequence[torch.Tensor | None]
     ) -> Any:
+        self._keeper.see(input)
         masters = [self.makings.weight(w) for w in weights]
         pairs = [(w, m) for w, m in zip(weights, masters, strict=True) if w is not None]
         if not pairs or not all(m is not None and fits(input, w) for w, m in pairs):
@@ -202,6 +203,9 @@ class _Keeping(Reducing):
         self, value: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A sum or product with a weight, such as norms of models' own end with."""
+        for one in args:
+            if isinstance(one, torch.Tensor):
+                self._keeper.see(one)
         if len(args) == 2 and not kwargs:
             for weight, x in (args, args[::-1]):
                 made = self.makings.of(weight)

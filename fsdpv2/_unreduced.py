@@ -71,6 +71,7 @@ class Unreduced:
         self.rows = rows
         self._passes_left = num_passes
         self._sums: dict[int, _Sum] = {}
+        self._sequences: dict[torch.Size, tuple[str, ...]] = {}
         # By backward pass, since one may run inside another, and fail.
         self._found: dict[int, dict[int, tuple[_Sum, _Sum | None]]] = {}
 
@@ -163,33 +164,48 @@ class Unreduced:
             seam.mark(value, self._mesh, (self.axes, *rest))
         return value.reshape(self._ways, -1, *value.shape[1:])
 
+    def see(self, value: torch.Tensor) -> None:
+        """Remember how a sequence is split, for gradients of which nobody says that.
+
+        Args:
+            value: Any; those of [rows, seq, width] between layers are of one shape.
+        """
+        if value.ndim == 3 and get_sharding(value) is not None:
+            known = _axes_of(value, self._mesh)
+            if known is not None and known[0] == self.axes and known[1]:
+                self._sequences[value.shape] = known[1]
+
     def split_sequence(
         self, grad: torch.Tensor, *values: torch.Tensor
     ) -> tuple[tuple[str, ...], list[torch.Tensor]] | None:
         """Rows and their sequence by the device that has them.
 
         Args:
-            grad: [rows, seq, width], of a value that was said to be split.
-            *values: The same, what goes with it.
+            grad: [rows, seq, width].
+            *values: [rows, seq, ...], what goes with it.
 
         Returns:
             Axes that split rows and sequence, and each of both as [devices, rows /
             devices, seq / devices, width]; None where no axis splits the sequence.
         """
         both = [grad, *values]
-        same = all(v.shape == grad.shape for v in values)
+        same = all(v.ndim == 3 and v.shape[:2] == grad.shape[:2] for v in values)
         if grad.ndim != 3 or not same or not self.is_batch(*both):
             return None
-        rows, sequence, _ = _axes_of(grad, self._mesh)
+        known = _axes_of(grad, self._mesh)
+        if known is None:
+            rows, sequence = self.axes, self._sequences.get(grad.shape, ())
+        else:
+            rows, sequence, _ = known
         ways = self._mesh.axis_size(sequence)
         if rows != self.axes or ways == 1 or grad.shape[1] % ways:
             return None
 
         def split(value: torch.Tensor) -> torch.Tensor:
-            value = value.reshape(self._ways, -1, ways, value.shape[1] // ways, width)
+            seq, width = value.shape[1:]
+            value = value.reshape(self._ways, -1, ways, seq // ways, width)
             return value.transpose(1, 2).flatten(0, 1)
 
-        width = grad.shape[2]
         return (*self.axes, *sequence), [split(v) for v in both]
 
     def add(
@@ -326,14 +342,14 @@ def _known(weight: torch.Tensor) -> Annotation:
     return known
 
 
-def _axes_of(value: torch.Tensor, mesh: Mesh) -> list[tuple[str, ...]]:
-    """Axes that split each dim of a value, as far as it was said."""
+def _axes_of(value: torch.Tensor, mesh: Mesh) -> list[tuple[str, ...]] | None:
+    """Axes that split each dim of a value, if that was said."""
     try:
         known = get_sharding(value, mesh)
     except ValueError:  # by no axes of the mesh
         known = None
     if known is None:
-        return [()] * value.ndim
+        return None
     return [
         tuple(a for a in entry_axes(e) if mesh.axis_size(a) > 1) for e in known.spec
     ]

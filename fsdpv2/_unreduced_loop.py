@@ -26,7 +26,7 @@ class InLoop:
         self._axes = {i: into.axes_of(owner) for i, owner in owners.items()}
         self.rows, self.axes = into.rows, into.axes
         self.split, self.is_batch, self.stay = into.split, into.is_batch, into.stay
-        self.split_sequence = into.split_sequence
+        self.split_sequence, self.see = into.split_sequence, into.see
         self.parts: dict[int, torch.Tensor] = {}
         """[devices, *shape] of one run of the body, by position."""
 

@@ -124,18 +124,15 @@ def test_a_sequence_is_gathered_as_often_as_for_one_batch():
     assert 0 < gathered(4) <= gathered(1)
 
 
-def of_layers(num):
-    """Bytes of reductions of norms and biases that layers of BERT end with."""
-    ends = "layer.0.output.LayerNorm.weight", "layer.0.output.LayerNorm.bias"
-    ends += ("layer.0.output.dense.bias",)
+def added_up(num):
+    """Bytes of reductions of gradients, a sequence being split."""
     return sum(
-        c.num_runs * m.wire_bytes
-        for c in moved("bert", num, SEQUENCE)
-        for m in c.moved
-        if m.tensor and m.tensor.endswith(ends)
+        c.step_wire_bytes
+        for c in moved("llama", num, SEQUENCE)
+        if c.role == "gradient reduction"
     )
 
 
 def test_norms_of_a_split_sequence_are_reduced_once():
-    """Where it was said how what they give is split."""
-    assert 0 < of_layers(4) <= of_layers(1)
+    """Also where nobody says how their gradients are split."""
+    assert 0 < added_up(4) <= added_up(1)
