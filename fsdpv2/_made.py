@@ -155,7 +155,13 @@ class Makings:
                     return None
         if not given or (len(given) > 1 and original_of(func) is torch.Tensor.to):
             return None
-        args, kwargs = rebuild((args, kwargs), lambda leaf: leaf)  # lists may change
+
+        def kept(leaf: Any) -> Any:
+            is_other = isinstance(leaf, torch.Tensor) and id(leaf) not in given
+            return leaf.clone() if is_other else leaf
+
+        # What it was called with is called again: lists and tensors may change before.
+        args, kwargs = rebuild((args, kwargs), kept)
         value = func(*args, **kwargs)
         several = isinstance(value, list | tuple)
         for i, one in enumerate(value if several else (value,)):

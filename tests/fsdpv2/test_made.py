@@ -264,3 +264,15 @@ def test_what_meets_another_tensor_is_not_made_of_weights():
     add = torch.Tensor.add
     assert makings.call(add, add, (weight, torch.ones(2)), {}) is None
     assert makings.call(torch.exp, torch.exp, (torch.ones(2),), {}) is None
+
+
+def test_a_constant_counts_as_it_was_when_a_weight_met_it():
+    """As a scale does that the next microbatch writes to."""
+    weight, scale = nn.Parameter(torch.ones(2)), torch.full((2,), 3.0)
+    makings = Makings({weight: weight}, Unreduced(FLAT, (), rows=8, num_passes=1))
+    mul = torch.Tensor.mul
+    made = makings.of(makings.call(mul, mul, (weight, scale), {}))
+    scale.zero_()
+    assert made is not None
+    (parts,) = made.undo(torch.ones(4, 2))
+    assert parts.tolist() == [[3.0, 3.0]] * 4
