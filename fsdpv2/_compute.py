@@ -17,6 +17,7 @@ from fsdpv2._reduce import reducing
 from fsdpv2._remat import Remat, rematerialised
 from fsdpv2._specs import AXIS
 from fsdpv2._weights import cast, gathered
+from spmd._remat.surrounding import Twins, surrounding
 
 UNIT = "_fsdp_unit"
 """Where a module keeps its unit."""
@@ -69,7 +70,12 @@ def compute(
                 used[name] = gathered(used[name], axis=AXIS)
             masters[used[name]] = tensor
         instead = _instead(module, used) if replaced else nullcontext()
-        with instead, _reduced(precision, masters, into):
+
+        def reduced(twins: Twins) -> AbstractContextManager[Any]:
+            seen = {twins.get(used, used): master for used, master in masters.items()}
+            return _reduced(precision, seen, into)
+
+        with instead, surrounding(reduced):
             return call(*args, **kwargs)
 
     parameters = dict(module.named_parameters())

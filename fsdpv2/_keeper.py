@@ -9,6 +9,7 @@ import torch
 
 from fsdpv2._unreduced import Unreduced
 from fsdpv2._unreduced_loop import InLoop
+from spmd._remat.surrounding import surrounding
 
 Keeper = Unreduced | InLoop
 
@@ -26,6 +27,12 @@ def unreduced(into: Keeper | None) -> Iterator[None]:
     Yields:
         Nothing.
     """
+    with surrounding(lambda _: _made_active(into)):
+        yield
+
+
+@contextmanager
+def _made_active(into: Keeper | None) -> Iterator[None]:
     global _active
     before = _active
     _active = into

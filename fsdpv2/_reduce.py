@@ -91,8 +91,9 @@ class Reducing(TorchFunctionMode):
     def stands_aside(self) -> bool:
         """Whether torch is to make gradients that this cannot.
 
-        Those of `torch.func` and of forward mode; and in a checkpoint of the model's
-        own, which computes again without it and must meet the same functions.
+        Those of `torch.func` and of forward mode; and where hooks of somebody's own
+        pack what is saved, such as inside a checkpoint, which enters another one of
+        these for both of its computations.
         """
         if peek_interpreter_stack() is not None:
             return True

@@ -17,6 +17,7 @@ from fsdpv2._unreduced import Unreduced
 from fsdpv2._unreduced_loop import InLoop
 from spmd._marking.mark import Annotation, get_sharding, remember
 from spmd._names.rebuild import leaves, rebuild
+from spmd._remat.surrounding import dropped
 from spmd._stacked.layers import Stacked
 from spmd._stacked.stack import stack_layers
 from spmd._torch_xla import seam
@@ -119,7 +120,8 @@ class _AllLayers:
             )
             used = map(_split, weights, known)
             table = dict(zip(names, used, strict=True))
-            with stateless._reparametrize_module(layer, table, tie_weights=True):
+            instead = stateless._reparametrize_module(layer, table, tie_weights=True)
+            with instead, dropped():
                 out = layer(_split(x, split), *args, **kwargs)
             return _checked(out, x, kind)
 

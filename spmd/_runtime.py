@@ -90,6 +90,9 @@ def init(
         seam.switch_spmd_on()
     _check_running_count(cpu_devices)
     _check_autograd()
+    from spmd._remat import checkpoint
+
+    checkpoint.install()
 
 
 def num_devices() -> int:

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fsdpv2._random import KeepDraws, RepeatDraws
+from spmd._remat.draws import KeepDraws, RepeatDraws
 
 
 @pytest.mark.parametrize(

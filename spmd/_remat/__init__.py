@@ -1,0 +1,1 @@
+"""Values that are computed again in the backward pass instead of kept."""
